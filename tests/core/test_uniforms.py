@@ -118,13 +118,6 @@ def test_two_names_share_a_draw_only_if_they_are_one(seed, first, second):
     assert (draw(seed, first) == draw(seed, second)) == (first == second)
 
 
-@pytest.mark.parametrize(("length", "depth"), [(5, 1), (6, 0), (4, 2)])
-def test_rounds_that_reach_the_same_position_draw_apart(length, depth):
-    """A draw belongs to its round, so position 6 gets a new draw when a later round begins there."""
-    others = {(5, 1), (6, 0), (4, 2)} - {(length, depth)}
-    assert draw(3, (0, Stream.ACCEPT, length, depth, 0)) not in {draw(3, (0, Stream.ACCEPT, *o, 0)) for o in others}
-
-
 @given(names, st.integers(0, 63), st.integers(-(2**63), 2**63 - 1))
 def test_every_one_of_the_seeds_64_bits_matters(name, bit, seed):
     flipped = seed ^ (1 << bit) if bit < 63 else seed ^ -(2**63)

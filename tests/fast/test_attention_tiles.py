@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.core.kv_buffer import KVFormat
-from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
+from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast import attention as fast
 from specsim.fast.drafting import lanes as fast_lanes
@@ -26,31 +26,8 @@ from specsim.reference.attention import (
     prefill_metadata,
     tree_metadata,
 )
-from specsim.reference.tree import visibility
 
-
-def make_batch(rows: list[int], lengths: list[int]) -> Batch:
-    return Batch.of(range(len(rows)), rows, lengths, [SamplingParams()] * len(rows), vocab_size=3)
-
-
-def seen(metadata: AttentionMetadata) -> list[list[tuple[int, int]]]:
-    """List for every row the (slot, position) of its keys, sorted, with a key seen twice listed twice."""
-    rows = [(keys, visible) for keys in metadata.keys for visible in keys.mask]
-    return [
-        sorted(zip(keys.slots[visible].tolist(), keys.positions[visible].tolist(), strict=True))
-        for keys, visible in rows
-    ]
-
-
-def tree_input(parents: list[list[int]], lengths: list[int], locations: torch.Tensor) -> VerifyInput:
-    nodes = torch.tensor(parents)
-    mask = torch.stack([visibility(own) for own in parents])
-    positions = torch.tensor(lengths)[:, None] + mask.sum(-1) - 1
-    return VerifyInput(
-        draft_tokens=nodes, parents=nodes, scores=nodes.float(), positions=positions.flatten(),
-        mask=mask, retrieve_index=nodes, retrieve_next_token=nodes, retrieve_next_sibling=nodes,
-        cache_locations=locations, proposed_depth=torch.zeros(len(parents), dtype=torch.int32),
-    )  # fmt: skip
+from ..operations.trees import make_batch, seen, tree_batch
 
 
 def padded(rows: list[int], lengths: list[int], device: str) -> Batch:
@@ -84,10 +61,10 @@ def tree_phase(shuffled_pools, num_nodes: int, page_size: int, max_len: int = 10
     pools, rows = shuffled_pools(page_size, [length + num_nodes for length in lengths], layout)
     parents = [random_parents(num_nodes) for _ in lengths]
     locations = torch.cat([pools.req_to_token[r, n : n + num_nodes] for r, n in zip(rows, lengths, strict=True)])
-    tree = tree_input(parents, lengths, locations)
+    tree = tree_batch(parents, lengths, locations=locations)
     tree = replace(tree, cache_locations=torch.where(tree.positions < max_len, locations, -1))
     none = torch.full((num_nodes,), -1)
-    more = tree_input([*parents, parents[0]], [*lengths, 0], torch.cat([tree.cache_locations, none]))
+    more = tree_batch([*parents, parents[0]], [*lengths, 0], locations=torch.cat([tree.cache_locations, none]))
     return Phase(
         tree_metadata(make_batch(rows, lengths), tree, pools),
         pools,
@@ -460,7 +437,7 @@ def test_attention_of_kernels_wants_contiguous_queries(shuffled_pools, device):
 def test_kernels_take_no_requests(shuffled_pools, device):
     pools, nobody = twin(shuffled_pools(4, [1])[0], torch.float32, device), make_batch([], []).to(device)
     none = torch.empty(0, dtype=torch.int64, device=device)
-    tree = tree_input([[-1, 0]], [0], torch.zeros(2, dtype=torch.int64)).to(device)
+    tree = tree_batch([[-1, 0]], [0], locations=torch.zeros(2, dtype=torch.int64)).to(device)
     tree = replace(tree, **{name: tensor[:0] for name, tensor in tree.tensors.items()})
     prefill = PrefillInput(none, torch.zeros(1, dtype=torch.int64, device=device), none, none)
     lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=none.view(0, 3, 4).int())

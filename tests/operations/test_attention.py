@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, VerifyInput
+from specsim.core.config import SpecConfig
+from specsim.core.phases import VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout
 from specsim.reference.attention import (
     AttentionMetadata,
@@ -19,7 +19,7 @@ from specsim.reference.attention import (
     tree_metadata,
 )
 
-from .trees import tree_batch
+from .trees import make_batch, seen, tree_batch
 
 # Queries of one request, its keys, query heads, key heads, head dim.
 SHAPES = [(1, 1, 1, 1, 2), (1, 17, 4, 2, 16), (5, 13, 3, 3, 7), (7, 31, 6, 2, 10), (16, 16, 5, 1, 3)]
@@ -139,19 +139,6 @@ def test_nan_in_slots_that_no_row_sees_never_shows(window):
         torch.randn(2, 1, 4, dtype=torch.float64), 0, kv, AttentionMetadata(rows, rows, (keys,)), Scores(window)
     )
     assert out.isfinite().all()
-
-
-def make_batch(rows: list[int], lengths: list[int]) -> Batch:
-    return Batch.of(range(len(rows)), rows, lengths, [SamplingParams()] * len(rows), vocab_size=3)
-
-
-def seen(metadata: AttentionMetadata) -> list[list[tuple[int, int]]]:
-    """List for every row the (slot, position) of its keys, sorted, with a key seen twice listed twice."""
-    rows = [(keys, visible) for keys in metadata.keys for visible in keys.mask]
-    return [
-        sorted(zip(keys.slots[visible].tolist(), keys.positions[visible].tolist(), strict=True))
-        for keys, visible in rows
-    ]
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

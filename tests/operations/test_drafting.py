@@ -182,23 +182,6 @@ def test_candidates_and_tree_are_the_naive_ones(seed, setting, dyadic, page_size
     assert paths(verify_input, 0) == best_tree(pool, [product(model, path) for path in pool], num_draft_tokens)
 
 
-@given(st.integers(0, 10**6), settings_of_trees)
-@settings(max_examples=60)
-def test_a_selected_child_has_its_parent_selected_before_it(seed, setting):
-    candidates, _, verify_input = propose([MadeUp(seed, dyadic=True)], SpecConfig(*setting, page_size=1))
-    topk, num_steps, num_draft_tokens = setting
-    parent_list = candidates.parent_list[0].tolist()
-    assert len(parent_list) == max(1, topk * (num_steps - 1) + 1)
-    chosen = select(candidates.scores, num_draft_tokens - 1)[0].tolist()
-    assert chosen == sorted(set(chosen))
-    for flat in chosen:
-        parent = parent_list[flat // topk]
-        assert parent == -1 if flat < topk else parent in chosen[: chosen.index(flat)]
-        assert parent == -1 or candidates.scores[0, parent] >= candidates.scores[0, flat]
-    every = paths(verify_input, 0)
-    assert len(set(every)) == num_draft_tokens
-
-
 def test_requests_are_drafted_each_with_its_own_distribution():
     models, config = [MadeUp(1), MadeUp(2), MadeUp(1, dyadic=True)], SpecConfig(3, 3, 9, page_size=4)
     _, _, together = propose(models, config)

@@ -19,14 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 2.0**-23
 
 
-@pytest.fixture
-def gpu_blocks(monkeypatch) -> None:
-    """Use at least as many programs as on a GPU.
-
-    The interpreter would otherwise take all rows in one.
-    """
-    for module in (fast, fast_lanes):
-        monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: min(on_gpu, 4))
+GPU_BLOCKS = {fast: 4, fast_lanes: 4}
 
 
 def scripted(batch_size: int, config: SpecConfig, hidden_size: int, tied: bool):

@@ -155,13 +155,7 @@ def test_no_requests_make_no_rows(extend, num_nodes):
 # The fast implementation.
 
 
-@pytest.fixture
-def gpu_blocks(monkeypatch) -> None:
-    """Use at least as many programs as on a GPU.
-
-    The interpreter would otherwise take all rows in one.
-    """
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: min(on_gpu, 2))
+GPU_BLOCKS = {fast: 2}
 
 
 def random_case(size: int, num_steps: int, num_features: int, dtype: torch.dtype = torch.float32):

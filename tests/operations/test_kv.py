@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.columns import reserve_lanes
-from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool, lane_columns, tail_columns
 from specsim.fast.kv import slots as fast
 from specsim.reference.kv import commit, duplicate_tails, record_tokens, tree_locations
+
+from .trees import make_batch
 
 LENGTHS = range(1, 36)
 PAGE_SIZES = [1, 2, 4, 5, 16]
@@ -81,10 +83,6 @@ def make_pools(
     for row, count in zip(rows, columns, strict=True):
         pools.reserve(row, count)
     return pools, rows
-
-
-def make_batch(rows: list[int], lengths: list[int]) -> Batch:
-    return Batch.of(range(len(rows)), rows, lengths, [SamplingParams()] * len(rows), vocab_size=3)
 
 
 def content(buffer: KVBuffer) -> torch.Tensor:

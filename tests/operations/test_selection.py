@@ -9,13 +9,7 @@ from specsim.reference.tree import select
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.fixture
-def gpu_blocks(monkeypatch) -> None:
-    """Use at least as many programs as on a GPU.
-
-    The interpreter would otherwise take all rows in one.
-    """
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: min(on_gpu, 4))
+GPU_BLOCKS = {fast: 4}
 
 
 def rows_of_scores(num_rows: int, num_candidates: int, kind: str) -> torch.Tensor:

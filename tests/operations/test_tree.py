@@ -171,14 +171,7 @@ def test_build_names_the_malformed_request():
         build_rows([HAND_TOKENS] * 2, [HAND_SCORES] * 2, [HAND_PARENT_LIST, broken], HAND)
 
 
-@pytest.fixture
-def gpu_blocks(monkeypatch) -> None:
-    """Use as many programs as on a GPU.
-
-    The interpreter would otherwise take all nodes in one.
-    """
-    for module in (fast, nodes, malformed):
-        monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: on_gpu)
+GPU_BLOCKS = dict.fromkeys((fast, nodes, malformed), 1024)
 
 
 @pytest.fixture(params=["small trees in one program", "no tree is small"])

@@ -6,14 +6,7 @@ from hypothesis import strategies as st
 from specsim.fast.tree import masks as fast
 from specsim.reference.tree import bitpacked_mask, full_mask, links, visibility
 
-
-@pytest.fixture
-def gpu_blocks(monkeypatch) -> None:
-    """Use as many programs as on a GPU.
-
-    The interpreter would otherwise take all nodes in one.
-    """
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
+GPU_BLOCKS = {fast: 1024}
 
 
 def masks(*sizes_of_requests: int, num_nodes: int) -> torch.Tensor:

@@ -11,13 +11,7 @@ from specsim.reference.tree import MalformedTree, parents_of
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.fixture
-def gpu_blocks(monkeypatch) -> None:
-    """Use as many programs as on a GPU.
-
-    The interpreter would otherwise take all nodes in one.
-    """
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
+GPU_BLOCKS = {fast: 1024}
 
 
 MALFORMED = [

@@ -1,9 +1,24 @@
-"""Trees of a batch from the parents of their nodes."""
+"""Batches, their trees from the parents of nodes, and the keys that their rows see."""
 
 import torch
 
-from specsim.core.phases import VerifyInput
+from specsim.core.config import SamplingParams
+from specsim.core.phases import Batch, VerifyInput
+from specsim.reference.attention import AttentionMetadata
 from specsim.reference.tree import links, visibility
+
+
+def make_batch(rows: list[int], lengths: list[int]) -> Batch:
+    return Batch.of(range(len(rows)), rows, lengths, [SamplingParams()] * len(rows), vocab_size=3)
+
+
+def seen(metadata: AttentionMetadata) -> list[list[tuple[int, int]]]:
+    """List for every row the (slot, position) of its keys, sorted, with a key seen twice listed twice."""
+    rows = [(keys, visible) for keys in metadata.keys for visible in keys.mask]
+    return [
+        sorted(zip(keys.slots[visible].tolist(), keys.positions[visible].tolist(), strict=True))
+        for keys, visible in rows
+    ]
 
 
 def tree_batch(
