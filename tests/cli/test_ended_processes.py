@@ -105,8 +105,6 @@ def start(tmp_path) -> Iterator[Callable[[str], subprocess.Popen]]:
     "sweep all interrupted",
     "sweep terminated",
     "diff worker killed",
-    "soak killed",
-    "accept terminated",
     "faults interrupted",
     "faults killed",
     "generate killed",
