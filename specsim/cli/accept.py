@@ -21,7 +21,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require
 from specsim.core.files import write_whole
 from specsim.core.kinds import DEFAULT, KINDS
-from specsim.core.limits import MOST_JOBS, MOST_RUNNING
+from specsim.core.limits import BatchSize, JobCount, NonNegativeNumber, Seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,13 +56,13 @@ class AcceptOptions(DraftTreeOptions, ImplementationOptions, DraftFieldOptions, 
     # Largest number of new tokens per prompt.
     max_new_tokens: Annotated[int, common("Requests", at_least=1)] = 64
     # Sampling temperature; 0 is greedy.
-    temperature: Annotated[float, common("Sampling", at_least=0)] = 0.0
+    temperature: Annotated[NonNegativeNumber, common("Sampling")] = 0.0
     # Random seed.
-    seed: Annotated[int, option("Sampling", at_least=0, at_most=2**64 - 1)] = 0
+    seed: Annotated[Seed, option("Sampling")] = 0
     # Requests that run at once.
-    batch: Annotated[int | None, option("Execution", at_least=1, at_most=MOST_RUNNING, default="16")] = None
+    batch: Annotated[BatchSize | None, option("Execution", default="16")] = None
     # Processes that share the study's runs.
-    jobs: Annotated[int, common("Execution", at_least=1, at_most=MOST_JOBS)] = 1
+    jobs: Annotated[JobCount, common("Execution")] = 1
     # Earlier record, or metrics of an engine, that the accept length is compared with.
     baseline: Annotated[str | None, common("Answers", values="FILE", file="reads")] = None
     # Relative loss that is no regression.

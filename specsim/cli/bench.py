@@ -8,6 +8,7 @@ import click
 from specsim.cli.option_fields import command_line, common
 from specsim.cli.options import JsonOptions
 from specsim.cli.ranks import MOST_RANKS, RankTimeoutOptions, start_ranks
+from specsim.core.limits import PositiveNumber
 
 if TYPE_CHECKING:
     from specsim.bench.suites import Options
@@ -29,7 +30,7 @@ class BenchOptions(RankTimeoutOptions, JsonOptions):
     # Time all settings of scale, and batches in persistent.
     full: Annotated[bool, common("Benchmark")] = False
     # Start no further row after this many seconds.
-    seconds: Annotated[float | None, common("Benchmark", above=0, default="60 to 400, by suite")] = None
+    seconds: Annotated[PositiveNumber | None, common("Benchmark", default="60 to 400, by suite")] = None
     # GPUs that share the model in the suite tensor-parallel, one process each.
     tensor_parallel: Annotated[
         int | None, common("Ranks", at_least=1, at_most=MOST_RANKS, default="2 with that suite, else 1")

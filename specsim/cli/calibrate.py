@@ -9,7 +9,7 @@ from specsim.cli.options import DraftTreeOptions, JsonOptions, report
 from specsim.cli.server_options import GpuOptions
 from specsim.core.errors import InputError
 from specsim.core.kinds import DEFAULT, KINDS, SERVED
-from specsim.core.limits import MOST_RUNNING, MOST_STEPS
+from specsim.core.limits import BatchSize, StepCount
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,9 +30,9 @@ class CalibrateOptions(GpuOptions, DraftTreeOptions, JsonOptions):
     # Drafter architecture.
     drafter: Annotated[str, common("Model", choices=DRAFTERS)] = DEFAULT
     # Draft steps of files that do not contain them; 0 without drafts.
-    num_steps: Annotated[int | None, common("Draft tree", at_least=0, at_most=MOST_STEPS, default="none")] = None  # pyright: ignore[reportIncompatibleVariableOverride] - files contain it
+    num_steps: Annotated[StepCount | None, common("Draft tree", default="none")] = None  # pyright: ignore[reportIncompatibleVariableOverride] - files contain it
     # Requests in flight, of files that do not contain them.
-    batch: Annotated[int | None, common("Load", at_least=1, at_most=MOST_RUNNING, default="none")] = None
+    batch: Annotated[BatchSize | None, common("Load", default="none")] = None
     # Mean prompt length of such files.
     prompt_tokens: Annotated[int | None, common("Load", at_least=1, default="none")] = None
     # Mean output length of such files.

@@ -22,7 +22,7 @@ from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.kinds import DEFAULT, TESTED
-from specsim.core.limits import MOST_JOBS, MOST_RUNNING
+from specsim.core.limits import BatchSize, JobCount, NonNegativeNumber
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,9 +58,9 @@ class DiffOptions(TreeOptions, DeviceOptions, RuleOptions, RankOptions, HtmlOpti
     # shipped.
     family: Annotated[str, common("Model", values="NAME")] = "llama"
     # Sampling temperature; 0 is greedy.
-    temperature: Annotated[float, common("Sampling", at_least=0)] = GREEDY.temperature
+    temperature: Annotated[NonNegativeNumber, common("Sampling")] = GREEDY.temperature
     # Batch size.
-    batch: Annotated[int, common("Requests", at_least=1, at_most=MOST_RUNNING)] = 3
+    batch: Annotated[BatchSize, common("Requests")] = 3
     # Regular expression that every other output must match; needs --family shipped.
     regex: Annotated[str | None, option("Sampling", default="none")] = None
     # Part of a round that is replayed as one CUDA graph; eager: none.
@@ -83,7 +83,7 @@ class DiffOptions(TreeOptions, DeviceOptions, RuleOptions, RankOptions, HtmlOpti
     # Compare every n-th cell, starting at the i-th.
     shard: Annotated[str | None, option("Grid", values="i/n", default="all cells")] = None
     # Processes that share the cells.
-    jobs: Annotated[int, common("Execution", at_least=1, at_most=MOST_JOBS)] = 1
+    jobs: Annotated[JobCount, common("Execution")] = 1
     # Keep the cells that the --json file has.
     resume: Annotated[bool, common("Output")] = False
     # Write the result to this JSON file, cell by cell; its fields: specsim schema diff.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from specsim.cli.option_fields import command_line, common
 from specsim.cli.options import DeviceOptions, JsonOptions, report
-from specsim.core.limits import MOST_JOBS
+from specsim.core.limits import JobCount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class FaultsOptions(DeviceOptions, JsonOptions):
     # Inject only this fault; may be repeated.
     name: Annotated[list[str] | None, common("Fault catalogue", values="NAME", default="all faults")] = None
     # Processes that share the faults.
-    jobs: Annotated[int, common("Execution", at_least=1, at_most=MOST_JOBS)] = 2
+    jobs: Annotated[JobCount, common("Execution")] = 2
 
 
 def faults(options: FaultsOptions) -> None:
@@ -31,6 +31,6 @@ def faults(options: FaultsOptions) -> None:
     """
     from specsim.correctness.faults import run_catalogue
 
-    catalogue = run_catalogue(options.name, device=options.device, jobs=options.jobs, progress=True)
+    catalogue = run_catalogue(options.name or None, device=options.device, jobs=options.jobs, progress=True)
     catalogue = replace(catalogue, command=command_line("faults", options))
     report("faults", catalogue.show, catalogue.to_json(), options.json, not catalogue.missed)

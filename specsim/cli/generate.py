@@ -23,6 +23,7 @@ from specsim.cli.options import (
 from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require
+from specsim.core.limits import NonNegativeNumber, Penalty, Probability, RepetitionPenalty, SamplingTopK, Seed, Share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,28 +50,21 @@ class GenerateOptions(
     # Largest number of new tokens.
     max_new_tokens: Annotated[int, common("Requests", at_least=1)] = GREEDY.max_new_tokens
     # Sampling temperature; 0 is greedy.
-    temperature: Annotated[float, common("Sampling", at_least=0)] = GREEDY.temperature
+    temperature: Annotated[NonNegativeNumber, common("Sampling")] = GREEDY.temperature
     # Sample from this many most likely tokens; 0: from all. Trees have --topk.
-    top_k: Annotated[
-        int,
-        option(
-            "Sampling",
-            at_least=0,
-            remark=", tokens kept by sampling (topk is another: drafts kept at each step)",
-        ),
-    ] = GREEDY.top_k
+    top_k: Annotated[SamplingTopK, option("Sampling")] = GREEDY.top_k
     # Sample from the most likely tokens up to this probability mass.
-    top_p: Annotated[float, option("Sampling", above=0, at_most=1)] = GREEDY.top_p
+    top_p: Annotated[Share, option("Sampling")] = GREEDY.top_p
     # Drop tokens below this fraction of the highest probability.
-    min_p: Annotated[float, option("Sampling", at_least=0, at_most=1)] = GREEDY.min_p
+    min_p: Annotated[Probability, option("Sampling")] = GREEDY.min_p
     # Penalty on tokens of prompt and output; 1: off.
-    repetition_penalty: Annotated[float, option("Sampling", at_least=0.001, at_most=1000)] = GREEDY.repetition_penalty
+    repetition_penalty: Annotated[RepetitionPenalty, option("Sampling")] = GREEDY.repetition_penalty
     # Penalty on tokens that the output has; 0: off.
-    presence_penalty: Annotated[float, option("Sampling", at_least=-2, at_most=2)] = GREEDY.presence_penalty
+    presence_penalty: Annotated[Penalty, option("Sampling")] = GREEDY.presence_penalty
     # Penalty per occurrence of a token in the output; 0: off.
-    frequency_penalty: Annotated[float, option("Sampling", at_least=-2, at_most=2)] = GREEDY.frequency_penalty
+    frequency_penalty: Annotated[Penalty, option("Sampling")] = GREEDY.frequency_penalty
     # Random seed.
-    seed: Annotated[int, option("Sampling", at_least=0, at_most=2**64 - 1)] = GREEDY.seed
+    seed: Annotated[Seed, option("Sampling")] = GREEDY.seed
     # Regular expression that the output must match.
     regex: Annotated[str | None, option("Sampling", default="none")] = None
     # JSON Schema file that the output must match.

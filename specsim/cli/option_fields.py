@@ -6,8 +6,8 @@ A command is a function of one dataclass. Groups of options that commands share 
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from inspect import get_annotations
 from pathlib import Path
@@ -15,13 +15,15 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from specsim.core.errors import InputError, require, require_choice
-from specsim.core.limits import LEAST_MAGNITUDE, MOST_TOKENS
+from specsim.core.limits import LEAST_MAGNITUDE, MOST_TOKENS, NumberRange
 
 _ALLOWED = {int: "an integer", float: "a number", str: "a text", Path: "a path", bool: "true or false"}
 _TYPES = {int: "INTEGER", float: "FLOAT", str: "TEXT", Path: "FILE"}
 _NUMBERS = {int: re.compile(r"[+-]?[0-9]+"), float: re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")}
 MOST_DIGITS = 40  # of an integer
-_LARGE = 2**31 - 1  # from here on a limit is written as a power of two
+
+
+_FREE = NumberRange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,8 @@ class FieldOption:
     """Command-line side of a field, the metadata of its type."""
 
     group: str  # title in --help
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
+    range: NumberRange = _FREE  # of a number; the field's type may state it, too
     limits: str = ""  # range in words, where it depends on other options: the command checks it
-    remark: str = ""  # end of the sentence for a value out of range
     values: str = ""  # form of a value in --help; its type otherwise
     default: str = ""  # words for the default in --help; - for none
     names: str = ""  # text that {names} stands for in the comment
@@ -46,13 +45,14 @@ class FieldOption:
 
 
 def option(group: str, **settings: Any) -> FieldOption:
-    """Make an option that --help-all shows."""
-    return FieldOption(group, **settings)
+    """Make an option that --help-all shows; at_least, at_most and above are its range."""
+    limits = {name: settings.pop(name) for name in ("at_least", "at_most", "above") if name in settings}
+    return FieldOption(group, range=NumberRange(**limits), **settings)
 
 
 def common(group: str, **settings: Any) -> FieldOption:
     """Make an option that --help shows too."""
-    return FieldOption(group, is_common=True, **settings)
+    return option(group, is_common=True, **settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,7 @@ class OptionField:
     @property
     def limits(self) -> str:
         """Range of a value in words; empty where every value is allowed."""
-        option = self.option
-        most = "" if option.at_most is None else _number(option.at_most)
-        if option.above is not None:
-            return f"above {_number(option.above)}" + (f", at most {most}" if most else "")
-        if option.at_least is not None:
-            return f"{_number(option.at_least)} to {most}" if most else f"at least {_number(option.at_least)}"
-        return option.limits
+        return str(self.option.range) or self.option.limits
 
     def parse(self, text: str) -> Any:
         """Read a value of the command line."""
@@ -110,33 +104,17 @@ class OptionField:
         return self._checked(self.kind(value))
 
     def _checked(self, value: Any) -> Any:
-        option = self.option
+        limits = self.option.range
         if self.choices:
             require_choice(self.name, value, self.choices)
-        is_inside = (
-            (option.at_least is None or value >= option.at_least)
-            and (option.above is None or value > option.above)
-            and (option.at_most is None or value <= option.at_most)
-        )
-        require(is_inside, self.name, value, self._allowed())
-        if self.kind is int and option.at_most is None:
-            require(abs(value) <= MOST_TOKENS, self.name, value, f"an integer of at most {_number(MOST_TOKENS)}")
+        require(value in limits, self.name, value, limits.allowed(_ALLOWED[self.kind]))
+        if self.kind is int and limits.at_most is None:
+            require(abs(value) <= MOST_TOKENS, self.name, value, "an integer of at most 2^31 - 1")
         if self.kind is float:
             allowed = f"a finite number, 0 or of a magnitude of at least {LEAST_MAGNITUDE:g}"
             is_sound = value == 0 or LEAST_MAGNITUDE <= abs(value) < math.inf
             require(is_sound, self.name, value, allowed)
         return value
-
-    def _allowed(self) -> str:
-        join = "from" if self.option.above is None and self.option.at_most is not None else "of"
-        limits = self.limits.replace(", at most", " and at most")
-        return f"{_ALLOWED[self.kind]} {join} {limits}{self.option.remark}".replace(" of above", " above")
-
-
-def _number(value: float) -> str:
-    if value >= _LARGE and value == 2 ** int(value).bit_length() - 1:
-        return f"2^{int(value).bit_length()} - 1"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @cache
@@ -149,22 +127,35 @@ def option_fields(kind: type) -> dict[str, OptionField]:
     options: dict[str, FieldOption] = {}
     for base in reversed(kind.__mro__):
         for name, hint in get_annotations(base).items():
-            hints[name], *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-            if metadata:
-                (options[name],) = metadata
+            hints[name] = hint
+            parts = get_args(hint) if get_origin(hint) is Annotated else ()
+            options.update((name, part) for part in parts if isinstance(part, FieldOption))
+            for part in _ranges(hint):
+                options[name] = replace(options[name], range=part)
     in_bases = {name for base in kind.__mro__[1:] for name in get_annotations(base)}
     ordered = sorted(fields(kind), key=lambda field: field.name in in_bases)
     return {field.name: _option_field(field, hints[field.name], options[field.name]) for field in ordered}
 
 
 def _option_field(field: Any, hint: Any, option: FieldOption) -> OptionField:
+    hint = _plain(hint)
     if get_origin(hint) in (UnionType, Union):
-        (hint,) = (part for part in get_args(hint) if part is not NoneType)
+        (hint,) = (_plain(part) for part in get_args(hint) if part is not NoneType)
     is_list = get_origin(hint) is list
     if is_list:
         (hint,) = get_args(hint)
     choices = get_args(hint) if get_origin(hint) is Literal else option.choices or tuple(option.presets or ())
     return OptionField(field.name, str if choices else hint, choices, is_list, field.default, option)
+
+
+def _plain(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _ranges(hint: Any) -> Iterator[NumberRange]:
+    """List the ranges that a type states."""
+    for part in get_args(hint):
+        yield from [part] if isinstance(part, NumberRange) else _ranges(part)
 
 
 def changed(options: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from specsim.core.config import PRESETS, SamplingParams, ServingConfig, SpecConf
 from specsim.core.errors import InputError, require
 from specsim.core.json_schema import schema_name
 from specsim.core.kinds import DEFAULT, KINDS, OWN
-from specsim.core.limits import MOST_STEPS
+from specsim.core.limits import PageSize, StepCount, TreeTopk
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.verifiers import VERIFIER_KINDS, Verifier, one_of
 
@@ -92,16 +92,9 @@ class DraftTreeOptions:
     """Width, depth and nodes of a tree."""
 
     # Draft tokens kept at each step; 1 makes a chain. Sampling has --top-k instead.
-    topk: Annotated[
-        int,
-        common(
-            "Draft tree",
-            at_least=1,
-            remark=", drafts kept at each step (top_k is another: tokens kept by sampling)",
-        ),
-    ] = 1
+    topk: Annotated[TreeTopk, common("Draft tree")] = 1
     # Draft steps, the depth of the tree; 0 with --topk 1 is plain decoding.
-    num_steps: Annotated[int, common("Draft tree", at_least=0, at_most=MOST_STEPS)] = _TREE.num_steps
+    num_steps: Annotated[StepCount, common("Draft tree")] = _TREE.num_steps
     # Nodes of the tree that the target verifies, root included.
     num_draft_tokens: Annotated[
         int | None,
@@ -114,7 +107,7 @@ class PageSizeOptions:
     """The pages of a KV pool."""
 
     # Tokens in a KV page.
-    page_size: Annotated[int, option("KV cache", at_least=1, at_most=65536)] = _TREE.page_size
+    page_size: Annotated[PageSize, option("KV cache")] = _TREE.page_size
 
 
 @dataclass(frozen=True, kw_only=True)

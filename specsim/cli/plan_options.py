@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from specsim.cli.option_fields import common, option, refuse_changes
 from specsim.core.errors import InputError
 from specsim.core.files import write_whole
+from specsim.core.limits import ReplicateCount, Share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,9 +121,9 @@ class SloOptions:
     # Largest TTFT, TPOT and E2E latency of a request.
     slo: Annotated[str | None, common("Search", values="ttft=200ms,tpot=20ms,e2e=5s", default="no bounds")] = None
     # Share of requests within --slo at the highest rate.
-    attainment: Annotated[float, option("Search", above=0, at_most=1)] = 0.99
+    attainment: Annotated[Share, option("Search")] = 0.99
     # Simulated runs of each setting, each with other requests.
-    replicates: Annotated[int, option("Search", at_least=1)] = 8
+    replicates: Annotated[ReplicateCount, option("Search")] = 8
 
     def goal(self) -> "RateGoal | None":
         """Make the goal of the highest rate; None without bounds."""

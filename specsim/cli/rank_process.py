@@ -1,10 +1,10 @@
 """One rank of a command: python -m specsim.cli.rank_process FOLDER RANK SIZE TIMEOUT DEVICE ARGUMENTS."""
 
 import gc
-import os
 import sys
 import tempfile
 import traceback
+from os import _exit  # code of a user has another one (core.user_module)
 from pathlib import Path
 from threading import Thread
 from typing import NoReturn
@@ -47,7 +47,7 @@ def end(status: object) -> NoReturn:
             sys.exit(status)  # pyright: ignore[reportArgumentType] - a code or None
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else 0 if status is None else 1)
+    _exit(status if isinstance(status, int) else 0 if status is None else 1)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.core.json_schema import schema_name
+from specsim.core.limits import BatchSize
 from specsim.models.shipped import REQUESTS
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class RunOptions(PairOptions, ImplementationOptions, RankOptions, PolicyOptions,
     # The host reads a step's results before it plans the next step (sync), or one step later (overlap).
     schedule: Annotated[Literal["sync", "overlap"], option("Server")] = _SERVING.schedule
     # Largest number of running requests.
-    max_running: Annotated[int, common("Server", at_least=1, at_most=65536)] = _SERVING.max_running
+    max_running: Annotated[BatchSize, common("Server")] = _SERVING.max_running
     # Size of the KV pool in tokens.
     slots: Annotated[int, common("KV cache", limits="at least --page-size")] = _SERVING.num_slots
     # Largest number of prompt tokens in a step.

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from specsim.cli.option_fields import command_line, common
 from specsim.cli.options import DeviceOptions, JsonOptions, RuleOptions, exclusive, report
 from specsim.core.errors import require
+from specsim.core.limits import Seed
 from specsim.core.verifiers import VERIFIER_KINDS, one_of
 
 
@@ -28,7 +29,7 @@ class SamplingTestOptions(DeviceOptions, RuleOptions, JsonOptions):
     # Least number of tokens per implementation.
     tokens: Annotated[int, common("Sampling", at_least=1)] = 200_000
     # Random seed of all requests.
-    seed: Annotated[int, common("Sampling", at_least=0, at_most=2**64 - 1)] = 0
+    seed: Annotated[Seed, common("Sampling")] = 0
 
 
 def sampling_test(options: SamplingTestOptions) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 from specsim.cli.option_fields import common
 from specsim.core.errors import require_choice
 from specsim.core.json_schema import VERSIONS, schema_name
+from specsim.core.limits import NumberRange
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -123,6 +124,8 @@ def type_schema(hint: Any, description: str = "") -> Schema:
     origin = get_origin(hint)
     parts = get_args(hint)
     text = {"description": _NULL.sub("null", description)}
+    if origin is Annotated and isinstance(parts[1], NumberRange):
+        return type_schema(parts[0], description)
     if origin is Annotated:
         return _merged(parts[0], parts[1:], description)
     if origin is Literal:

@@ -10,7 +10,16 @@ from specsim.cli.option_fields import common, option, refuse_changes
 from specsim.cli.options import JsonOptions, PageSizeOptions, exclusive
 from specsim.core.errors import InputError, require
 from specsim.core.kinds import SERVED
-from specsim.core.limits import MOST_GPUS, MOST_REQUESTS, MOST_RUNNING, MOST_WIDTH
+from specsim.core.limits import (
+    BatchSize,
+    GpuCount,
+    PositiveNumber,
+    Probability,
+    RequestCount,
+    Seed,
+    Share,
+    Width,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,9 +41,9 @@ class GpuOptions:
     # .json file of your own.
     hardware: Annotated[str, common("Hardware", values="NAME|FILE", file="reads")] = "H100-SXM"
     # GPUs that share the model by tensor parallelism.
-    tensor_parallel: Annotated[int, option("Hardware", at_least=1, at_most=MOST_GPUS)] = 1
+    tensor_parallel: Annotated[GpuCount, option("Hardware")] = 1
     # Vocabulary of an {names} drafter, in tokens.
-    draft_vocab: Annotated[int, option("Model", at_least=1, at_most=MOST_WIDTH, names=_WITH_VOCABULARY)] = 32000
+    draft_vocab: Annotated[Width, option("Model", names=_WITH_VOCABULARY)] = 32000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +53,11 @@ class ServerOptions(GpuOptions, AcceptanceOptions, PageSizeOptions, JsonOptions)
     # Numbers in the KV cache; auto: as the checkpoint's config says.
     kv_cache_dtype: Annotated[Literal["auto", "bfloat16", "fp8"], option("Model")] = "auto"
     # Number of requests.
-    requests: Annotated[int, option("Load", at_least=1, at_most=MOST_REQUESTS)] = 256
+    requests: Annotated[RequestCount, option("Load")] = 256
     # Clients in a closed loop, each with one request at a time.
     concurrency: Annotated[int | None, common("Load", at_least=1, default="16")] = None
     # Poisson arrivals per second, in place of clients.
-    rate: Annotated[float | None, common("Load", above=0, default="clients in a closed loop")] = None
+    rate: Annotated[PositiveNumber | None, common("Load", default="clients in a closed loop")] = None
     # Prompt length in tokens: constant, uniform, or lognormal with standard deviation over mean.
     prompt_tokens: Annotated[str, _LENGTH] = "256-768"  # requests of equal length would march in step
     # Output length in tokens: constant, uniform, or lognormal with standard deviation over mean.
@@ -63,9 +72,9 @@ class ServerOptions(GpuOptions, AcceptanceOptions, PageSizeOptions, JsonOptions)
     # Largest number of prompt tokens in a step.
     chunk_tokens: Annotated[int, option("Server", at_least=1)] = 8192
     # Largest number of running requests.
-    max_running: Annotated[int, option("Server", at_least=1, at_most=MOST_RUNNING)] = 256
+    max_running: Annotated[BatchSize, option("Server")] = 256
     # Fraction of GPU memory for weights and KV.
-    memory_share: Annotated[float, option("Hardware", above=0, at_most=1)] = 0.9
+    memory_share: Annotated[Share, option("Hardware")] = 0.9
     # Set, whatever the profile says, a parameter of the cost model: bandwidth, compute, overlap, experts,
     # mxfp4_experts, gap, launch, host, host_request, host_drafts, draft_step, collective or filters. May be repeated.
     efficiency: Annotated[list[str] | None, option("Hardware", values="NAME=NUMBER|default")] = None
@@ -77,17 +86,17 @@ class ServerOptions(GpuOptions, AcceptanceOptions, PageSizeOptions, JsonOptions)
         None
     )
     # Characters of a token in a file's texts, without --tokenizer.
-    characters_per_token: Annotated[float, option("Load", above=0)] = 4.0
+    characters_per_token: Annotated[PositiveNumber, option("Load")] = 4.0
     # Turns of a conversation find the KV of the turns before them.
     prefix_cache: Annotated[bool, option("Server", is_negatable=True)] = True
     # Shape of the gamma distribution of gaps at a rate; 1 is Poisson, less is bursty.
-    burstiness: Annotated[float, option("Load", above=0)] = 1.0
+    burstiness: Annotated[PositiveNumber, option("Load")] = 1.0
     # Amplitude of the rate over a period, relative to its mean.
-    swing: Annotated[float, option("Load", at_least=0, at_most=1)] = 0.0
+    swing: Annotated[Probability, option("Load")] = 0.0
     # Period of --swing in seconds.
-    period: Annotated[float, option("Load", above=0)] = 86400.0
+    period: Annotated[PositiveNumber, option("Load")] = 86400.0
     # Seed of all random draws.
-    seed: Annotated[int, option("Load", at_least=0, at_most=2**64 - 1)] = 0
+    seed: Annotated[Seed, option("Load")] = 0
 
     def profile_name(self) -> str:
         """Name the profile: that of --profile, or the default for the model."""

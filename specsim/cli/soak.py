@@ -7,7 +7,7 @@ from specsim.cli.option_fields import common, option
 from specsim.cli.options import DeviceOptions, GraphName, JsonOptions, PolicyOptions, report
 from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.errors import InputError
-from specsim.core.limits import MOST_JOBS
+from specsim.core.limits import MOST_JOBS, Seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class SoakOptions(DeviceOptions, PolicyOptions, RankOptions, JsonOptions):
     # Number of requests.
     requests: Annotated[int | None, common("Requests", at_least=1, default="10000")] = None
     # Seed of the random workloads.
-    seed: Annotated[int | None, common("Requests", at_least=0, at_most=2**64 - 1, default="0")] = None
+    seed: Annotated[Seed | None, common("Requests", default="0")] = None
     # Run only this workload, by the name that a failure shows.
     program: Annotated[str | None, common("Requests", default="all workloads")] = None
     # Implementation that runs.

@@ -17,7 +17,7 @@ from specsim.cli.options import DraftTreeOptions, exclusive, report
 from specsim.cli.server_options import ServerOptions, length, sentence, show_workload
 from specsim.core.children import ProcessLost
 from specsim.core.errors import InputError, require
-from specsim.core.limits import MOST_JOBS
+from specsim.core.limits import JobCount
 from specsim.core.workers import Workers
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class SweepOptions(ServerOptions, DraftTreeOptions):
         int | None, common("Draft tree", limits="at least 2", default="num_steps + 1; a tree needs a number")
     ] = None
     # Processes that share the cells.
-    jobs: Annotated[int | None, option("Execution", at_least=1, at_most=MOST_JOBS, default="one per CPU core")] = None
+    jobs: Annotated[JobCount | None, option("Execution", default="one per CPU core")] = None
     # Dask scheduler to run the cells on.
     cluster: Annotated[str | None, option("Execution", values="ADDRESS", default="this machine")] = None
     # Draw tokens/s of all requests against tokens/s of one to this PNG file.

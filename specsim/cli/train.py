@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from specsim.cli.option_fields import common, option
 from specsim.core.errors import require
 from specsim.core.kinds import DEFAULT, TRAINABLE
-from specsim.core.limits import MOST_LAYERS, MOST_WIDTH
+from specsim.core.limits import MOST_LAYERS, Probability, Width
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -31,11 +31,9 @@ class TrainOptions:
     # Layers of a drafter that may have several.
     num_layers: Annotated[int, option("Model", at_least=1, at_most=MOST_LAYERS)] = 2
     # Width of its feed-forward layers.
-    intermediate_size: Annotated[
-        int | None, option("Model", at_least=1, at_most=MOST_WIDTH, default="the target's")
-    ] = None
+    intermediate_size: Annotated[Width | None, option("Model", default="the target's")] = None
     # Most frequent tokens, for drafters of a smaller vocabulary.
-    draft_vocab_size: Annotated[int, option("Model", at_least=1, at_most=MOST_WIDTH)] = 1024
+    draft_vocab_size: Annotated[Width, option("Model")] = 1024
     # UTF-8 text, or .jsonl with a text a line; one of 16 texts, or of a single one the last sixteenth, is held out.
     data: Annotated[Path | None, common("Data", default="shipped excerpts", file="reads")] = None
     # Windows that the target continues before training, greedily and as many by sampling; the drafter then learns from
@@ -56,7 +54,7 @@ class TrainOptions:
     # Weights of depths: 0.9 to the power of the depth, equal, or by the drafter's own confidence (d-pace).
     position_weights: Annotated[Literal["decay", "equal", "d-pace"], common("Training")] = "decay"
     # Largest learning rate.
-    peak_rate: Annotated[float, common("Training", at_least=0, at_most=1)] = 4e-3
+    peak_rate: Annotated[Probability, common("Training")] = 4e-3
     # Random seed.
     seed: Annotated[int, common("Training", at_least=0, at_most=2**31 - 1)] = 0
     # Take 8 steps, to see that all works.

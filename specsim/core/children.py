@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
+from os import _exit  # code of a user has another one (core.user_module)
 from pathlib import Path
 from threading import Lock, Thread
 from types import TracebackType
@@ -233,7 +234,7 @@ def _end_after(wait: Callable[[], object], folder: Path | None) -> None:
         if folder is not None:
             os.execlp("rm", "rm", "-rf", str(folder))  # in place of this process, whose threads would fill it again
     finally:
-        os._exit(1)
+        _exit(1)
 
 
 def _run_as_child(lifeline: str, folder: str, module: str, *arguments: str) -> None:

@@ -1,13 +1,28 @@
 """Settings of a speculative run, validated when made and frozen afterwards."""
 
-import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from specsim.core.errors import require, require_choice, require_choices, require_int, require_number
-from specsim.core.limits import MOST_RUNNING, MOST_STEPS, MOST_TOKENS, MOST_WIDTH
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import require, require_choice, require_int
+from specsim.core.limits import (
+    MOST_TOKENS,
+    MOST_WIDTH,
+    BatchSize,
+    NonNegativeNumber,
+    NumberRange,
+    PageSize,
+    Penalty,
+    Probability,
+    RepetitionPenalty,
+    SamplingTopK,
+    Seed,
+    Share,
+    StepCount,
+    TokenCount,
+    TreeTopk,
+)
 from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIER_KINDS, Verifier, VerifierKind, one_of
 
 
@@ -35,12 +50,9 @@ class TokenBiases(Mapping[int, float]):
         return repr(self._bias)
 
 
-_TOPK = "an integer of at least 1, drafts kept at each step (top_k is another: tokens kept by sampling)"
-_TOP_K = "an integer of at least 0, tokens kept by sampling (topk is another: drafts kept at each step)"
 Score = Literal["prob", "logprob"]
 # Settings by name. `naive-eagle`: a chain of one draft in pages of one slot, as in sgl-project/sglang#6995.
 PRESETS: Mapping[str, Mapping[str, Any]] = {"naive-eagle": {"topk": 1, "num_steps": 1, "page_size": 1}}
-_MOST = sys.float_info.max
 _FOLLOWS: Any = None  # a field that follows from the others
 
 
@@ -49,19 +61,20 @@ def ceil_to(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class SpecConfig:
     """One setting of speculative decoding."""
 
     # draft tokens kept at each step; 1 is a chain
-    topk: int = 4  # K
+    topk: TreeTopk = 4  # K
     # draft steps, the depth of the tree; 0 is plain decoding
-    num_steps: int = 3  # S
+    num_steps: StepCount = 3  # S
     # N, root included. Default: a chain's num_steps + 1; all sampled drafts; else 8 or num_steps + 1, whichever is
     # larger, but no more than topk and num_steps propose.
     num_draft_tokens: int = _FOLLOWS
     # tokens in a KV page
-    page_size: int = 16
+    page_size: PageSize = 16
     draft_kv: Literal["lane", "ancestor"] = "lane"  # a re-parented lane attends to its own KV or its true ancestors'
     extend: Literal["fixed", "ragged"] = "fixed"  # rows of a request in draft-extend: S + 1, or the accepted ones only
     release: Literal["finish", "round"] = "finish"  # slots are kept until a request ends, or scratch ones for a round
@@ -71,29 +84,22 @@ class SpecConfig:
     # Acceptance of a tree above temperature 0 (specsim.reference.acceptance). A verifier of `best` drafts takes the
     # drafter's best tokens, of `sampled` ones a chain (K = 1), of `siblings` K sampled lanes, N = 1 + KS.
     verifier: Verifier = DEFAULT_VERIFIER
-    threshold_single: float = 1.0  # below 1 lossy on purpose, as threshold_acc
+    threshold_single: Probability = 1.0  # below 1 lossy on purpose, as threshold_acc
     # accumulated probability at which a draft is accepted; below 1 it is not lossless
-    threshold_acc: float = 1.0
-    typical_epsilon: float = 0.09  # not lossless: a draft passes above min(epsilon, delta · exp(-entropy))
+    threshold_acc: Probability = 1.0
+    typical_epsilon: Probability = 0.09  # not lossless: a draft passes above min(epsilon, delta · exp(-entropy))
     # of rule typical, as in typical_epsilon
-    typical_delta: float = 0.3
-    max_len: int | None = None  # most tokens of a request, prompt included; None: the target's own limit
+    typical_delta: Probability = 0.3
+    # most tokens of a request, prompt included; None: the target's own limit
+    max_len: Annotated[int, NumberRange(2, MOST_TOKENS)] | None = None
 
     def __post_init__(self) -> None:
-        require(type(self.topk) is int and self.topk >= 1, "topk", self.topk, _TOPK)
         require_int("topk", self.topk, 1, MOST_WIDTH)
-        require_int("num_steps", self.num_steps, 0, MOST_STEPS)
-        require_choices(self)
         if self.num_draft_tokens is None:
             object.__setattr__(self, "num_draft_tokens", self._tree_size())
         require_int("num_draft_tokens", self.num_draft_tokens, 1 if self.is_plain else 2)
-        require_int("page_size", self.page_size, 1, 2**16)
         self._check_verifier()
         self._check_tree()
-        for name in (name for kind in VERIFIER_KINDS for name in kind.thresholds):
-            require_number(name, getattr(self, name), 0, 1, "a number from 0 to 1")
-        if self.max_len is not None:
-            require_int("max_len", self.max_len, 2, MOST_TOKENS)
 
     def _check_verifier(self) -> None:
         verifier = self.verifier
@@ -234,28 +240,22 @@ class SpecConfig:
         return ceil_to(seq_len + 2 * self.need, self.page_size)
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
     """Settings of the scheduler."""
 
     # `sync`: a step's results are read before the next is planned; `overlap`: one step later, while the device works.
     schedule: Literal["sync", "overlap"] = "sync"
-    max_running: int = 8  # requests that hold a row of the pool at once
-    num_slots: int = 4096  # KV slots of the pool, whole pages of them
-    chunk_tokens: int | None = None  # prompt tokens that a step prefills, over all requests; None: no limit
+    max_running: BatchSize = 8  # requests that hold a row of the pool at once
+    num_slots: TokenCount = 4096  # KV slots of the pool, whole pages of them
+    chunk_tokens: TokenCount | None = None  # prompt tokens that a step prefills, over all requests; None: no limit
     prefix_cache: bool = False  # pages of committed tokens outlive their requests, for others with the same prefix
     # Victim among the lowest priority: latest to arrive, shortest (least to compute again), longest (most slots freed).
     preemption: Literal["latest", "shortest", "longest"] = "latest"
 
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_int("max_running", self.max_running, 1, MOST_RUNNING)
-        require_int("num_slots", self.num_slots, 1, MOST_TOKENS)
-        if self.chunk_tokens is not None:
-            require_int("chunk_tokens", self.chunk_tokens, 1)
-        require(type(self.prefix_cache) is bool, "prefix_cache", self.prefix_cache, "True or False")
 
-
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling and stop conditions of one request.
@@ -263,44 +263,29 @@ class SamplingParams:
     Every number but max_new_tokens is off by default.
     """
 
-    temperature: float = 0.0  # 0: greedy
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # counts prompt and output
-    presence_penalty: float = 0.0  # counts the output only, as engines do
-    frequency_penalty: float = 0.0  # counts the output only, as engines do
+    temperature: NonNegativeNumber = 0.0  # 0: greedy
+    top_k: SamplingTopK = 0
+    top_p: Share = 1.0
+    min_p: Probability = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0  # counts prompt and output
+    presence_penalty: Penalty = 0.0  # counts the output only, as engines do
+    frequency_penalty: Penalty = 0.0  # counts the output only, as engines do
     # Additions to logits by token id, after the penalties (transformers: before them). The fast implementation adds in
     # float32, where a huge bias rounds the logits away: to allow only a few tokens, ban the others.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    max_new_tokens: int = 64
+    max_new_tokens: TokenCount = 64
     stop_token_ids: tuple[int, ...] = ()  # tokens that end an output and are kept
     ignore_eos: bool = False
-    seed: int = 0  # of 64 bits, names the random stream
+    seed: Seed = 0  # of 64 bits, names the random stream
     stop: tuple[str, ...] = ()  # texts that end an output and are cut from its text with all that follows
 
     def __post_init__(self) -> None:
-        require_number("temperature", self.temperature, 0, _MOST, "0 (greedy) or a positive number")
-        require(type(self.top_k) is int and self.top_k >= 0, "top_k", self.top_k, _TOP_K)
-        require_number("top_p", self.top_p, math.ulp(0), 1, "a number above 0 and at most 1")
-        require_number("min_p", self.min_p, 0, 1, "a number from 0 to 1")
-        require_number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3, "a number from 0.001 to 1000")
-        for name in ("presence_penalty", "frequency_penalty"):
-            require_number(name, getattr(self, name), -2, 2, "a number from -2 to 2")
-        is_mapping = isinstance(self.logit_bias, Mapping)
-        require(is_mapping, "logit_bias", self.logit_bias, "a mapping of token ids to numbers")
         object.__setattr__(self, "logit_bias", TokenBiases(self.logit_bias))
-        for token, bias in self.logit_bias.items():
+        for token in self.logit_bias:
             require_int("logit_bias", token, 0)
-            require_number("logit_bias", bias, -_MOST, _MOST, "finite numbers")
-        is_list = isinstance(self.stop_token_ids, (tuple, list, set, frozenset))
-        require(is_list, "stop_token_ids", self.stop_token_ids, "a tuple of token ids")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             require_int("stop_token_ids", token, 0)
         is_list = isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) and text for text in self.stop)
         require(is_list, "stop", self.stop, "a tuple of texts of at least one character")
         object.__setattr__(self, "stop", tuple(self.stop))
-        require_int("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
-        require(type(self.ignore_eos) is bool, "ignore_eos", self.ignore_eos, "True or False")
-        require_int("seed", self.seed, 0, 2**64 - 1)

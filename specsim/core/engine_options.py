@@ -5,9 +5,11 @@ from typing import Literal, Self
 
 import torch
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError, require, require_choice, require_int
-from specsim.core.kv_buffer import KV_DTYPES, KVDtype, KVFormat, KVLayout
+from specsim.core.errors import InputError, require, require_choice
+from specsim.core.kv_buffer import KVDtype, KVFormat, KVLayout
+from specsim.core.limits import PositiveInteger
 
 IMPLEMENTATIONS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -15,6 +17,7 @@ GRAPHS = ("eager", "step", "phase", "round")
 FORWARDS = ("auto", "kernels", "persistent")
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Implementation, number format, device and graph mode of an engine.
@@ -29,13 +32,14 @@ class EngineOptions:
     # `eager`: the host launches every kernel. `step`: one captured draft step is replayed. `phase`: one graph for each
     # of draft, verify and draft-extend. `round`: one graph for the three. None: `round` where the setting allows it.
     graph: Literal["eager", "step", "phase", "round"] | None = None
-    bucket: int | None = None  # requests that the static buffers hold; None: the next power of two
+    bucket: PositiveInteger | None = None  # requests that the static buffers hold; None: the next power of two
     batch_invariant: bool = False  # sums are taken in an order that no other request of a batch changes
     kv_dtype: KVDtype = "model"  # of the target's KV
     draft_kv_dtype: KVDtype = "model"
     kv_scales: tuple[float, float] = (1.0, 1.0)  # of keys and values of the target in fp8_e4m3
     draft_kv_scales: tuple[float, float] = (1.0, 1.0)
-    tensor_parallel: int = 1  # ranks that share the target's weights; every rank is a process with an engine
+    # ranks that share the target's weights; every rank is a process with an engine
+    tensor_parallel: PositiveInteger = 1
     draft_parallel: Literal["sharded", "replicated"] = "sharded"  # the drafter's weights over these ranks
     compare_ranks: bool = False  # a digest of every phase's output is compared over ranks, for which the host waits
     # Decode and verify forwards of the target. `kernels`: a kernel for each step. `persistent`: one resident kernel for
@@ -43,16 +47,8 @@ class EngineOptions:
     forward: Literal["auto", "kernels", "persistent"] = "auto"
 
     def __post_init__(self) -> None:
-        require_choice("impl", self.impl, IMPLEMENTATIONS)
         require_choice("dtype", self.dtype, DTYPES)
-        for name in ("kv", "draft_kv"):
-            require_choice(f"{name}_dtype", getattr(self, f"{name}_dtype"), KV_DTYPES)
-            scales = getattr(self, f"{name}_scales")
-            require(isinstance(scales, tuple) and len(scales) == 2, f"{name}_scales", scales, "two positive numbers")
         _ = self.kv_format, self.draft_kv_format
-        require_int("tensor_parallel", self.tensor_parallel, 1)
-        require_choice("draft_parallel", self.draft_parallel, ("sharded", "replicated"))
-        require_choice("forward", self.forward, FORWARDS)
         if self.impl == "reference":
             self._check_reference()
         else:
@@ -89,9 +85,6 @@ class EngineOptions:
         allowed = "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'"
         require(self.dtype != torch.float64, "dtype", self.dtype, allowed)
         require(self.device in (None, "cpu", "cuda"), "device", str(self.device), "cpu or cuda, as a text")
-        require(self.graph in (None, *GRAPHS), "graph", self.graph, " or ".join(GRAPHS))
-        if self.bucket is not None:
-            require_int("bucket", self.bucket, 1)
 
     def resolve(
         self,

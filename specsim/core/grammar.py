@@ -4,15 +4,17 @@ The state of a request's grammar is a function of its output. So no state is kep
 continues in the same state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import require
+from specsim.core.errors import InputError, require
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVPool
+from specsim.core.user_module import time_limit, user_code
 
 
 class Matcher(Protocol):
@@ -51,24 +53,44 @@ Grammars = Mapping[int, Grammar]  # by request id; a request without one is unco
 class Constrained(NamedTuple):
     """A request of a batch that has a grammar."""
 
+    request_id: int
     grammar: Grammar
     row: int  # of the pool's tables
     prompt_len: int
     seq_len: int
 
-    def matcher(self, pools: KVPool, end: int) -> Matcher:
-        """Make a matcher of the request's tokens from the end of its prompt to column end - 1."""
-        return after(self.grammar, pools.token_ids[self.row, self.prompt_len : end].tolist())
+    def allowed_nodes(self, pools: KVPool, end: int, tree: tuple[Sequence[int], ...]) -> torch.Tensor:
+        """Find the tokens that may follow each node of a tree, after the request's output up to column end - 1.
+
+        InputError names the request whose grammar fails.
+        """
+        with _grammar_of(self.request_id), time_limit():
+            output = pools.token_ids[self.row, self.prompt_len : end].tolist()
+            return allowed_nodes(after(self.grammar, output), *tree)
 
 
 def check(grammars: Grammars, config: SpecConfig, vocab_size: int) -> None:
     """Check that every grammar has the target's vocabulary, and that no threshold accepts drafts of probability 0."""
     allowed = "a number above 0 with a grammar"
     require(not grammars or config.threshold_single > 0, "threshold_single", config.threshold_single, allowed)
-    for grammar in grammars.values():
-        grammar_vocab_size = grammar.matcher().vocab_size
+    for request_id, grammar in grammars.items():
+        with _grammar_of(request_id), time_limit():
+            grammar_vocab_size = grammar.matcher().vocab_size
         allowed = f"grammars over the target's {vocab_size} tokens"
         require(grammar_vocab_size == vocab_size, "grammars", f"one over {grammar_vocab_size} tokens", allowed)
+
+
+@contextmanager
+def _grammar_of(request_id: int) -> Iterator[None]:
+    """Name the request whose grammar fails or refuses, in an InputError."""
+    allowed = "a grammar whose matcher can be made and advanced"
+    with user_code("grammars", f"that of request {request_id}", allowed), time_limit():
+        try:
+            yield
+            return
+        except InputError as error:
+            refused = error
+    raise refused.within(f"the grammar of request {request_id}")
 
 
 def after(grammar: Grammar, output: Sequence[int]) -> Matcher:
@@ -121,7 +143,7 @@ def allowed_trees(
     next_token = verify_input.retrieve_next_token[: batch.size].tolist()
     next_sibling = verify_input.retrieve_next_sibling[: batch.size].tolist()
     return {
-        i: allowed_nodes(request.matcher(pools, request.seq_len + 1), tokens[i], next_token[i], next_sibling[i])
+        i: request.allowed_nodes(pools, request.seq_len + 1, (tokens[i], next_token[i], next_sibling[i]))
         for i, request in _constrained(batch, grammars)
     }
 
@@ -132,7 +154,7 @@ def allowed_first(batch: Batch, pools: KVPool, grammars: Grammars) -> dict[int, 
     Values are bool [1, V] by index in the batch, for requests with a grammar.
     """
     return {
-        i: allowed_nodes(request.matcher(pools, request.seq_len), [-1], [-1], [-1])
+        i: request.allowed_nodes(pools, request.seq_len, ([-1], [-1], [-1]))
         for i, request in _constrained(batch, grammars)
         if request.seq_len >= request.prompt_len
     }
@@ -154,4 +176,4 @@ def _constrained(batch: Batch, grammars: Grammars) -> list[tuple[int, Constraine
     ids = batch.request_ids.tolist()
     lens = zip(batch.req_pool_indices.tolist(), batch.prompt_lens.tolist(), batch.seq_lens.tolist(), strict=True)
     requests = enumerate(zip(ids, lens, strict=True))
-    return [(index, Constrained(grammars[key], *lengths)) for index, (key, lengths) in requests if key in grammars]
+    return [(index, Constrained(key, grammars[key], *lengths)) for index, (key, lengths) in requests if key in grammars]

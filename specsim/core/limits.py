@@ -1,7 +1,9 @@
-"""Limits of numbers in files and settings, and the check of a file's numbers."""
+"""Ranges of numbers: limits and types of values that options, Python values and files share, and a file's numbers."""
 
 import math
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 
 from specsim.core.errors import InputError
 
@@ -15,9 +17,72 @@ MOST_TOKENS = 2**31 - 1  # of a request or a pool: positions and slots are 32-bi
 MOST_COUNT = 2**48  # of tokens, rounds or requests in a file
 MOST_GPUS = 1024  # that share a simulated model
 MOST_REQUESTS = 10_000_000  # of a simulation, whose arrays take some hundred bytes of each
+MOST_REPLICATES = 2**16
 MOST_JOBS = 1024  # processes of a command
 LEAST_MAGNITUDE = 1e-30  # of an option that is not 0
 _DIGITS = 18  # of integers that are converted exactly
+_LARGE = 2**31 - 1  # from here on a limit is written as a power of two
+
+
+@dataclass(frozen=True, slots=True)
+class NumberRange:
+    """A range of a number, the metadata of a type: of an argument, a field or an option (core.arguments)."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    remark: str = ""  # end of the sentence for a value out of range
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+    def __str__(self) -> str:
+        most = "" if self.at_most is None else _number(self.at_most)
+        if self.above is not None:
+            return f"above {_number(self.above)}" + (f", at most {most}" if most else "")
+        if self.at_least is not None:
+            return f"{_number(self.at_least)} to {most}" if most else f"at least {_number(self.at_least)}"
+        return f"at most {most}" if most else ""
+
+    def allowed(self, kind: str) -> str:
+        """Word the range for an error: an integer from 0 to 8, a number above 0 and at most 1."""
+        join = "from" if self.above is None and None not in (self.at_most, self.at_least) else "of"
+        words = f"{kind} {join} {str(self).replace(', at most', ' and at most')}".replace(" of above", " above")
+        return words + self.remark
+
+
+def _number(value: float) -> str:
+    if value >= _LARGE and value == 2 ** int(value).bit_length() - 1:
+        return f"2^{int(value).bit_length()} - 1"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+Probability = Annotated[float, NumberRange(0, 1)]
+NonNegativeNumber = Annotated[float, NumberRange(at_least=0)]
+Share = Annotated[float, NumberRange(at_most=1, above=0)]
+PositiveNumber = Annotated[float, NumberRange(above=0)]
+Seed = Annotated[int, NumberRange(0, 2**64 - 1)]
+PositiveInteger = Annotated[int, NumberRange(at_least=1)]
+StepCount = Annotated[int, NumberRange(0, MOST_STEPS)]  # of a round
+_TOPK = ", drafts kept at each step (top_k is another: tokens kept by sampling)"
+_TOP_K = ", tokens kept by sampling (topk is another: drafts kept at each step)"
+TreeTopk = Annotated[int, NumberRange(at_least=1, remark=_TOPK)]
+SamplingTopK = Annotated[int, NumberRange(at_least=0, remark=_TOP_K)]
+TokenId = Annotated[int, NumberRange(0, MOST_TOKENS)]
+TokenCount = Annotated[int, NumberRange(1, MOST_TOKENS)]
+BatchSize = Annotated[int, NumberRange(1, MOST_RUNNING)]
+RequestCount = Annotated[int, NumberRange(1, MOST_REQUESTS)]
+GpuCount = Annotated[int, NumberRange(1, MOST_GPUS)]
+ReplicateCount = Annotated[int, NumberRange(1, MOST_REPLICATES)]
+JobCount = Annotated[int, NumberRange(1, MOST_JOBS)]
+Width = Annotated[int, NumberRange(1, MOST_WIDTH)]
+PageSize = Annotated[int, NumberRange(1, 2**16)]
+Penalty = Annotated[float, NumberRange(-2, 2)]
+RepetitionPenalty = Annotated[float, NumberRange(0.001, 1000)]
 
 
 def read_number(value: object, name: str, source: str, least: float = 0.0, most: float = math.inf) -> float:

@@ -9,6 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import InputError
+from specsim.core.limits import NonNegativeNumber, StepCount
+
 LOOP_SHARE = 0.5
 
 
@@ -37,21 +41,22 @@ class Acceptance:
         return acceptance_html(self)
 
 
+@check_arguments
 def acceptance(
     num_accepted_drafts: Sequence[int],
-    num_steps: int,
-    num_draft_tokens: float,
+    num_steps: StepCount,
+    num_draft_tokens: NonNegativeNumber,
     proposed_depths: Sequence[int] | None = None,
 ) -> Acceptance:
     """Compute the acceptance of rounds from the number of drafts that each accepted.
 
     num_draft_tokens: of a round, the mean where rounds differ. proposed_depths: depth of each round's deepest draft;
-    None: num_steps in all rounds. Raises ValueError for counts that are not integers from 0 to num_steps.
+    None: num_steps in all rounds. Raises InputError for counts that are not integers from 0 to num_steps.
     """
     drafts = np.asarray(num_accepted_drafts)
-    is_integer = np.issubdtype(drafts.dtype, np.integer)
-    if drafts.size and not (is_integer and drafts.min() >= 0 and drafts.max() <= num_steps):
-        raise ValueError(f"accepted drafts are integers in [0, {num_steps}], got {drafts.min()} to {drafts.max()}")
+    if drafts.size and not 0 <= drafts.min() <= drafts.max() <= num_steps:
+        extent = f"{drafts.min()} to {drafts.max()}"
+        raise InputError("num_accepted_drafts", extent, f"integers from 0 to num_steps, {num_steps}")
     nan = float("nan")
     num_proposed = num_draft_tokens - 1
     depth = num_steps if proposed_depths is None or not drafts.size else sum(proposed_depths) / drafts.size

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require
@@ -112,6 +113,7 @@ def check_drafter(drafter: AnyDrafter | None, config: SpecConfig) -> AnyDrafter:
     return drafter
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Pair:
     """A target and a drafter that fits it."""

@@ -5,15 +5,16 @@ is: the drafts, the target's distributions, the uniforms. At temperature 0 verif
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError, require, require_choice, require_type, text_of
+from specsim.core.errors import InputError, require, require_type, text_of
 from specsim.core.user_module import UserFunction, load_object, user_code
-from specsim.core.verifiers import DRAFTS, VERIFIER_OF, Drafts
+from specsim.core.verifiers import VERIFIER_OF, Drafts
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +91,7 @@ class Accept(Protocol):
         ...
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class AcceptanceRule:
     """An acceptance rule in place of the named verifiers of a setting."""
@@ -100,10 +102,7 @@ class AcceptanceRule:
     lossless: bool = True  # claim that the target's distribution is kept, which specsim certify proves or refutes
 
     def __post_init__(self) -> None:
-        require(isinstance(self.name, str) and self.name.strip(), "name", self.name, "a text that names the rule")
-        require_choice("drafts", self.drafts, DRAFTS)
-        require(callable(self.accept), "accept", self.accept, "a function from a tree to Accepted(path, bonus)")
-        require_type("lossless", self.lossless, bool, "True or False")
+        require(self.name.strip(), "name", self.name, "a text that names the rule")
 
     def __str__(self) -> str:
         return f"rule {self.name}"
@@ -168,7 +167,8 @@ def load_rule(path: str) -> AcceptanceRule:
     require(":" in path, "rule", path, allowed)
     rule = load_object(path, "rule", allowed)
     require(isinstance(rule, AcceptanceRule), "rule", path, f"{allowed} (it is a {type(rule).__name__})")
-    return replace(rule, accept=UserFunction(rule.accept, "rule", path, "a rule that returns Accepted(path, bonus)"))
+    accept = UserFunction(rule.accept, "rule", path, "a rule that returns Accepted(path, bonus)")
+    return AcceptanceRule(str.__str__(rule.name), rule.drafts, accept, rule.lossless)  # without methods of a subclass
 
 
 def check_rule(rule: object) -> None:

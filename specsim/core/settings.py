@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require
 from specsim.core.verifiers import DEFAULT_VERIFIER
@@ -12,6 +13,7 @@ SWITCHED = ("topk", "num_steps", "num_draft_tokens")  # fields in which settings
 OFF = (*SWITCHED, "verifier", "threshold_single", "threshold_acc")  # those in which plain decoding may differ, too
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of one engine, which may use another one in every round; plain decoding may be one of them.
@@ -35,6 +37,7 @@ class Settings:
                     raise InputError(field.name, value, f"{getattr(first, field.name)}, as in the other settings")
 
     @classmethod
+    @check_arguments
     def of_steps(cls, config: SpecConfig, steps: Sequence[int]) -> "Settings":
         """Make a setting of each number of steps, 0 for plain decoding, with the other fields of `config`.
 

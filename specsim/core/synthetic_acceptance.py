@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, Self
 
-from specsim.core.errors import require, require_choice, require_int, require_number
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import require, require_number
+from specsim.core.limits import Seed
 
 SCHEDULES = ("minimum-variance", "independent")
 ONE = 2**24  # shares are counted in these, as random words are
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class SyntheticAcceptance:
     """Share of the rounds that accept a draft at each position, and the schedule of those rounds.
@@ -30,7 +33,7 @@ class SyntheticAcceptance:
 
     rates: tuple[float, ...]  # [S], share of the rounds that accept at least i + 1 drafts (unconditional: never grows)
     schedule: Literal["minimum-variance", "independent"] = "minimum-variance"
-    seed: int = 0  # names the uniforms
+    seed: Seed = 0  # names the uniforms
 
     def __post_init__(self) -> None:
         allowed = "one number from 0 to 1 for each step, none larger than the one before"
@@ -39,8 +42,6 @@ class SyntheticAcceptance:
             is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
             require(is_number and before >= rate >= 0, "rates", self.rates, allowed)
         object.__setattr__(self, "rates", tuple(map(float, self.rates)))
-        require_choice("schedule", self.schedule, SCHEDULES)
-        require_int("seed", self.seed, 0, 2**64 - 1)
 
     @classmethod
     def of_length(cls, accept_length: float, num_steps: int, **others: Any) -> Self:

@@ -1,14 +1,14 @@
 """Drafters that read token ids only: their protocol, and the settings of n-gram and suffix drafters."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
 
-from specsim.core.errors import InputError, require_choice, require_int, require_number, require_type
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import InputError
+from specsim.core.limits import NonNegativeNumber, NumberRange, PositiveInteger, Probability
 
 Order = Literal["recency", "probability"]
-_MOST = sys.float_info.max
 
 
 class TreeLimits(NamedTuple):
@@ -58,6 +58,7 @@ class LookupConfig:
     kind: ClassVar[str]  # name of its record in specsim.core.kinds
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class NgramConfig(LookupConfig):
     """Settings of the n-gram drafter: prompt lookup for a chain, a trie for a tree.
@@ -66,27 +67,24 @@ class NgramConfig(LookupConfig):
     """
 
     kind: ClassVar[str] = "ngram"
-    min_ngram: int = 1  # shortest sequence of last tokens that is looked up
-    max_ngram: int = 4  # longest one
+    min_ngram: PositiveInteger = 1  # shortest sequence of last tokens that is looked up
+    max_ngram: PositiveInteger = 4  # longest one
     # What follows is for trees only.
-    trie_depth: int = 18  # tokens of the longest path of the trie, a matched n-gram included
+    trie_depth: PositiveInteger = 18  # tokens of the longest path of the trie, a matched n-gram included
     # Which continuations come first. `recency`: breadth first, from the last seen one; `probability`: the largest
     # product of relative counts.
     order: Order = "recency"
-    min_breadth: int = 1  # children of a node below the longest n-gram under `recency`; shorter ones have up to topk
+    # children of a node below the longest n-gram under `recency`; shorter ones have up to topk
+    min_breadth: PositiveInteger = 1
 
     def __post_init__(self) -> None:
-        require_int("min_ngram", self.min_ngram)
-        require_int("max_ngram", self.max_ngram)
         if self.min_ngram > self.max_ngram:
             raise InputError("min_ngram", self.min_ngram, f"at most max_ngram, {self.max_ngram}")
-        require_choice("order", self.order, get_args(Order))
-        require_int("min_breadth", self.min_breadth)
-        require_int("trie_depth", self.trie_depth)
         if self.trie_depth <= self.max_ngram:
             raise InputError("trie_depth", self.trie_depth, f"more than max_ngram, {self.max_ngram}")
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class SuffixConfig(LookupConfig):
     """Settings of the suffix drafter.
@@ -95,17 +93,10 @@ class SuffixConfig(LookupConfig):
     """
 
     kind: ClassVar[str] = "suffix"
-    max_depth: int = 24  # tokens of the longest path of a suffix tree, the matched ones included
-    factor: float = 1.0  # m matched tokens allow floor(m · factor + offset) drafts
+    # tokens of the longest path of a suffix tree, the matched ones included
+    max_depth: Annotated[int, NumberRange(at_least=2)] = 24
+    factor: NonNegativeNumber = 1.0  # m matched tokens allow floor(m · factor + offset) drafts
     offset: float = 0.0
-    min_prob: float = 0.1  # least estimated probability of a draft
+    min_prob: Probability = 0.1  # least estimated probability of a draft
     shared: bool = True  # a second tree holds the outputs of finished requests
-    max_cached_requests: int = 10_000  # outputs in the shared tree; the oldest one leaves first
-
-    def __post_init__(self) -> None:
-        require_int("max_depth", self.max_depth, 2)
-        require_number("factor", self.factor, 0, _MOST, "a finite number of at least 0")
-        require_number("offset", self.offset, -_MOST, _MOST, "a finite number")
-        require_number("min_prob", self.min_prob, 0, 1, "a number from 0 to 1")
-        require_type("shared", self.shared, bool, "True or False")
-        require_int("max_cached_requests", self.max_cached_requests)
+    max_cached_requests: PositiveInteger = 10_000  # outputs in the shared tree; the oldest one leaves first

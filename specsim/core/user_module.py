@@ -1,9 +1,12 @@
-"""Code of a user, which models and correctness load and call: kernels, acceptance rules, drafters."""
+"""Code of a user, which models and correctness load and call: kernels, acceptance rules, drafters, tokenizers."""
 
 import importlib
 import importlib.util
+import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +17,12 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from specsim.core.errors import InputError, require, text_of
 
-_LOADERS = ("specsim", "importlib")  # packages whose frames lie between a boundary and the user's code
+CALL_SECONDS = 60  # limit of one call
+_LOADERS = ("specsim", "importlib", "transformers")  # packages whose frames lie between a boundary and the user's code
 
 
 @contextmanager
@@ -32,7 +36,37 @@ def user_code(field: str, value: str, allowed: str) -> Iterator[None]:
     except (KeyboardInterrupt, BrokenPipeError):
         raise
     except BaseException as error:
+        if isinstance(error, InputError) and error.name == field:  # of an inner boundary
+            raise
         raise InputError(field, value, f"{allowed} ({one_line(error)}{_location(error)})") from error
+
+
+class CallTimeout(BaseException):
+    """The error in code of a user that has not returned in time, which `except Exception` does not catch."""
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    """Raise CallTimeout in code that has not returned in time; without signals, as in a thread, there is no limit."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise CallTimeout(f"no result within {CALL_SECONDS:g} seconds")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    remaining, _ = signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, remaining)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _raise_exit(status: int) -> NoReturn:
+    """Take the place of os._exit, which would end a command with the status of one that is done."""
+    raise SystemExit(status)
 
 
 def one_line(error: BaseException) -> str:
@@ -58,6 +92,7 @@ def load_module(name: str) -> ModuleType:
 
     A file is executed once, and again when it has changed. InputError for a module that cannot be imported.
     """
+    os._exit = _raise_exit
     allowed = "a module that Python can import, or a .py file"
     if name.endswith(".py") and not Path(name).is_file():
         raise InputError("module", name, f"{allowed} (there is no such file)")
@@ -117,7 +152,7 @@ def load_object(path: str, field: str, allowed: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A function of a user, all of whose exceptions and exits become an InputError."""
+    """A function of a user, whose exceptions, exits and endless loops become an InputError."""
 
     function: Callable[..., Any]
     field: str
@@ -125,5 +160,5 @@ class UserFunction:
     allowed: str
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        with user_code(self.field, self.path, self.allowed):
+        with user_code(self.field, self.path, self.allowed), time_limit():
             return self.function(*arguments, **named)

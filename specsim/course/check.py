@@ -9,7 +9,8 @@ from itertools import islice
 from numbers import Number
 from typing import Any, Literal
 
-from specsim.core.errors import require
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import require, text_of
 from specsim.course.exercise import Exercise, call, source
 from specsim.course.exercises import exercises
 
@@ -24,6 +25,7 @@ def names() -> list[str]:
     return list(exercises())
 
 
+@check_arguments
 def exercise(name: str) -> Exercise:
     """Find an exercise; InputError for a name that none has."""
     by_name = exercises()
@@ -146,6 +148,10 @@ def same(one: Any, other: Any) -> bool:
 
 def formatted(value: Any) -> str:
     """Format a value in few characters: fractions as 5/8, floats with 4 digits."""
+    return text_of(_formatted, value)
+
+
+def _formatted(value: Any) -> str:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from inspect import getcomments, getsource, signature
 from typing import Any
 
+from specsim.core.arguments import check_arguments
+
 Answer = Callable[..., Any]
 _PLACEHOLDER = '    raise NotImplementedError("your answer")\n'
 _END = "    # end answer\n"  # what follows is in the starter, too
@@ -109,6 +111,7 @@ def source(exercise: Exercise) -> str:
     return "".join(_head_and_body(exercise.solution)).replace(_END, "")
 
 
+@check_arguments
 def starter(exercise: Exercise) -> str:
     """Make the source that a notebook starts with: the solution, with a line that raises in place of the answer."""
     head, body = _head_and_body(exercise.solution)

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import require, require_number
+from specsim.core.limits import NonNegativeNumber, Probability
 
 _SESSION: dict[str, "Score"] = {}  # of this process, by question; a cell that runs again replaces its own
 _FINITE = 1e300
@@ -83,16 +85,14 @@ class SessionScores:
         return f"<table><caption style='text-align:left'>{self._summary}</caption>{head}{body}</table>"
 
 
-def predict(question: str, guess: float, within: float = 0.1, at_least: float = 0.0) -> Prediction:
+@check_arguments
+def predict(question: str, guess: float, within: Probability = 0.1, at_least: NonNegativeNumber = 0.0) -> Prediction:
     """Note a guess before the result is known.
 
     within: the share of the result by which a close guess may differ. at_least: the difference that is always close.
     InputError for a guess that is no number.
     """
-    require(isinstance(question, str) and question.strip(), "question", question, "a text")
-    require_number("guess", guess, -_FINITE, _FINITE, "a number: your guess")
-    require_number("within", within, 0, 1, "a share from 0 to 1")
-    require_number("at_least", at_least, 0, _FINITE, "a number of at least 0")
+    require(question.strip(), "question", question, "a text")
     return Prediction(question, float(guess), within, at_least)
 
 

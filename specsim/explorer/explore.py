@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError
 from specsim.core.files import write_whole
 from specsim.explorer.document import document, encoded
@@ -127,6 +128,7 @@ class Exploration:
         return {**widget, **bundle}, {**metadata, **described}
 
 
+@check_arguments
 def explore(result: Rounds) -> Exploration:
     """Make the explorer of recorded rounds, all of a trace or a part such as rounds[2:5].
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import LEGEND, coloured, figure
 from specsim.core.engine import Engine
@@ -99,6 +100,7 @@ class Rounds(Sequence[Round]):
         return f"<table><caption>{escape(repr(self))}<br>{LEGEND}</caption>{parts}</table>"
 
 
+@check_arguments
 def trace(
     pair: Pair | str,
     prompts: str | Sequence[str] | Sequence[Sequence[int]],

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from specsim.core.arguments import check_arguments
 from specsim.core.kinds import KINDS
 from specsim.core.pair import Pair
 
@@ -12,6 +13,7 @@ _HEAD = "lm_head.weight"
 _OF_EACH_DRAFT = ("markov_head.markov_w2.weight", "confidence_head.proj.weight", "confidence_head.proj.bias")
 
 
+@check_arguments
 def draft_cost(pair: Pair, num_steps: int = 1) -> float:
     """Compute the weights that one draft reads, as a share of those that a forward pass of the target reads.
 

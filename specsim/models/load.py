@@ -6,6 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError, require, require_choice, require_type
 from specsim.core.kinds import DEFAULT, KINDS
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, kind_of
@@ -34,6 +35,7 @@ class Parts(NamedTuple):
     drafter: RankPart | None = None
 
 
+@check_arguments
 def load(
     target: str | Path | None = None,
     draft: str | Path | None = None,

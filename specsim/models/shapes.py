@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from specsim.core.arguments import check_arguments
 from specsim.core.drafter import DrafterConfig
 from specsim.core.eagle import Eagle3Config, EagleConfig
 from specsim.core.errors import InputError, require
@@ -37,6 +38,7 @@ class Shape:
     tensor_parallel: int = 1  # number of GPUs that share the model
 
 
+@check_arguments
 def shape(name_or_path: str | Path) -> Shape:
     """Find the shape of a name, of a config.json or of a folder with one.
 

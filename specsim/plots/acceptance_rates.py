@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from specsim.acceptance.interval import CONFIDENCE, rate_intervals
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import require, require_type
 from specsim.core.metrics import Acceptance
 from specsim.plots.sheet import (
@@ -30,13 +31,13 @@ _PANELS = {
 }
 
 
+@check_arguments
 def acceptance_rates(records: Mapping[str, AcceptanceRecord]) -> Picture:
     """Draw unconditional rates by position, and conditional ones by depth, a line per record.
 
     Bars are 95 % intervals, where the records have counts. Its alternative text says the same in words. InputError for
     no record, for more than five, and for one without rates.
     """
-    require_type("records", records, Mapping, "acceptance records by their names")
     for name, record in records.items():
         require_type(name, record, AcceptanceRecord, "an acceptance record")
         require(record.rates, name, record.source, "a record with rates by position")
@@ -102,12 +103,12 @@ def _alternative_text(records: Mapping[str, AcceptanceRecord]) -> str:
     return f"Two charts of acceptance by draft. {' '.join(parts)}{bars}"
 
 
+@check_arguments
 def positions(distributions: Mapping[str, Distribution]) -> Picture:
     """Draw the share of rounds that accept at least 1, 2, ... drafts, a line per distribution.
 
     Its name stands with its accept length. InputError for no distribution, or for more than five.
     """
-    require_type("distributions", distributions, Mapping, "distributions of acceptance by their names")
     for name, distribution in distributions.items():
         require(
             hasattr(distribution, "rates"),
@@ -124,12 +125,12 @@ def positions(distributions: Mapping[str, Distribution]) -> Picture:
     )
 
 
+@check_arguments
 def acceptance(results: Mapping[str, Acceptance]) -> Picture:
     """Draw the share of rounds that accepted at least 1, 2, ... drafts, a line per result with its accept length.
 
     results: Generation.acceptance by a name. InputError for no result, more than five, or one without a round.
     """
-    require_type("results", results, Mapping, "values of Generation.acceptance by their names")
     for name, result in results.items():
         require_type(name, result, Acceptance, "a Generation's acceptance")
         require(result.rounds, name, result.rounds, "a result of at least one round")

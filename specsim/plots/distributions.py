@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from specsim.core.errors import require, require_type
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import require
 from specsim.plots.sheet import FONT, INK, LINES, SIZE, Axes, Patch, Picture, Rectangle, new_chart, visible_token
 
 HATCHES = ("", "///", "...", "\\\\\\", "xx")
@@ -14,6 +15,7 @@ _LEAST_SIDE = 0.055  # of a rectangle with a text, as a share of the square
 _SUM = 1e-6
 
 
+@check_arguments
 def distributions(probs: Mapping[str, Sequence[float]], tokens: Sequence[str], kind: str = "token") -> Picture:
     """Draw the probability of every token under each distribution, as bars next to each other.
 
@@ -21,7 +23,6 @@ def distributions(probs: Mapping[str, Sequence[float]], tokens: Sequence[str], k
     of a distribution can be drawn too. kind: the noun for what is drawn, such as text. InputError for more than five
     distributions or twelve tokens.
     """
-    require_type("probs", probs, Mapping, "probabilities by a name")
     require(1 <= len(probs) <= len(LINES), "probs", len(probs), f"1 to {len(LINES)} distributions")
     values = {name: _checked(name, row, tokens) for name, row in probs.items()}
     figure, axes = new_chart(f"probability of each {kind}", kind, "probability", height=3.2)
@@ -46,6 +47,7 @@ def distributions(probs: Mapping[str, Sequence[float]], tokens: Sequence[str], k
     return figure
 
 
+@check_arguments
 def rejection(target_prob: Sequence[float], draft_prob: Sequence[float], tokens: Sequence[str]) -> Picture:
     """Draw speculative sampling of one token as a unit square, whose areas are probabilities.
 

@@ -2,7 +2,7 @@
 
 from textwrap import wrap
 
-from specsim.core.errors import require_type
+from specsim.core.arguments import check_arguments
 from specsim.correctness.differential.result import Divergence
 from specsim.plots.sheet import (
     ACCEPTED,
@@ -24,13 +24,13 @@ NEVER = Look("not reached", FREE.face, FREE.edge)
 MOST_ROUNDS = 12  # drawn, the last ones
 
 
+@check_arguments
 def divergence(difference: Divergence) -> Picture:
     """Draw rounds down and phases across up to the first difference, and both implementations' values below.
 
     difference: GridResult.first_divergence of a differential, whose rounds count from 1. Rounds long before it are
     left out.
     """
-    require_type("found", difference, Divergence, "a Divergence, as GridResult.first_divergence")
     first = max(0, difference.round - MOST_ROUNDS + 1)
     rounds = range(first, difference.round + 1)
     height = 0.26

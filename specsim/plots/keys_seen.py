@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from specsim.core.errors import require, require_int, require_type
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import require, require_int
 from specsim.plots.sheet import (
     BONUS,
     FAINT,
@@ -28,13 +29,13 @@ MOST_POSITIONS = 64
 _LINE = 0.34
 
 
+@check_arguments
 def keys_seen(panels: Mapping[str, Sequence[Collection[int]]], length: int) -> Picture:
     """Draw the positions whose keys each draft step sees, a panel for each version and a line for each step.
 
     panels: positions by step, under the version's name. length: tokens of the prefix, so that step i is at position
     length + i. The first panel is what the others are compared with.
     """
-    require_type("panels", panels, Mapping, "positions by step, under a name")
     require(bool(panels), "panels", len(panels), "at least one")
     require_int("length", length)
     first = [set(seen) for seen in next(iter(panels.values()))]

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
-from specsim.core.errors import require_type
+from specsim.core.errors import require
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool, lane_columns, tail_columns
 from specsim.plots.sheet import (
@@ -39,6 +40,7 @@ class Slot:
     label: str = ""
 
 
+@check_arguments
 def slots(
     pools: KVPool,
     batch: Batch,
@@ -54,9 +56,6 @@ def slots(
     its nodes. With a verdict: the accepted nodes where the commit puts them, or (committed=False)
     where verify wrote them.
     """
-    require_type("pools", pools, KVPool, "the pools of an engine, as make_pools gives them")
-    require_type("batch", batch, Batch, "the Batch of the round")
-    require_type("config", config, SpecConfig, "the SpecConfig of the engine")
     if verify_input is not None:
         check_round(verify_input, verdict, 0)
     pool_slots = [Slot("free")] * pools.target.keys.shape[1]
@@ -71,6 +70,8 @@ def slots(
             kinds = _lanes(length + bonus_columns, config) | kinds
         else:
             kinds |= _nodes(verify_input, verdict, request, length, committed)
+        allowed = f"draft lanes within the {len(table[row])} columns of a request"
+        require(max(kinds, default=0) < len(table[row]), "bonus_columns", bonus_columns, allowed)
         for column, (kind, label) in kinds.items():
             if table[row][column] >= 0:
                 pool_slots[table[row][column]] = Slot(kind, row, column, label)
@@ -99,6 +100,7 @@ def _nodes(
     return {length + node: ("accepted" if node in path else "tree", str(node)) for node in live}
 
 
+@check_arguments
 def kv_pages(
     pools: KVPool,
     batch: Batch,
@@ -202,10 +204,10 @@ def _pages_line(axes: Axes, line: dict[int, Slot], y: float, names: dict[int, in
             draw_text(axes, middle, y + 0.42, held.label, 7 if len(held.label) < 4 else 5.5, ha="center", weight=weight)
 
 
+@check_arguments
 def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request: int = 0) -> Picture:
     """Draw one request's commit: the tree's nodes in columns L…L+N-1, and the accepted path in L…L+n."""
     check_round(verify_input, verdict, request, decode)
-    require_type("verdict", verdict, Verdict, "the verdict of a round's VerifyOutput")
     tokens = verify_input.draft_tokens[request].tolist()
     num_nodes = verify_input.draft_tokens.shape[1]
     length = int(verify_input.positions[request * num_nodes])

@@ -4,19 +4,20 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from specsim.core.errors import require, require_type
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import require
 from specsim.plots.sheet import LINES, End, Picture, label_ends, new_chart
 
 _STEPS_A_MEAN = 10  # steps that the moving mean covers
 
 
+@check_arguments
 def losses(runs: Mapping[str, Sequence[float]]) -> Picture:
     """Draw the loss of every training step faintly, and its moving mean over 10 steps in bold.
 
     runs: losses in nats by a name. InputError for no run, for more than five, or for one with a loss that is not a
     finite number.
     """
-    require_type("runs", runs, Mapping, "losses by a name")
     require(1 <= len(runs) <= len(LINES), "runs", len(runs), f"1 to {len(LINES)} runs")
     for name, row in runs.items():
         require(len(row) > 0, name, len(row), "at least one loss")

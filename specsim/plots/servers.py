@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from textwrap import fill
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import require, require_int, require_type
+from specsim.core.limits import MOST_TOKENS, BatchSize, NumberRange
 from specsim.plots.sheet import (
     ACCEPTED,
     CHART_WIDTH,
@@ -31,13 +33,13 @@ from specsim.simulator.results import SimulatedRun
 from specsim.simulator.scenario import LARGEST_BATCH, Scenario, calibration, speedup_range
 
 
-def speedup(scenarios: Mapping[str, Scenario], most: int = LARGEST_BATCH) -> Picture:
+@check_arguments
+def speedup(scenarios: Mapping[str, Scenario], most: BatchSize = LARGEST_BATCH) -> Picture:
     """Draw the speed-up over plain decoding against running requests, a line per scenario, its crossover marked.
 
     A band around each line is its range under the parameters that fits to published tables found.
     InputError for no scenario, for more than five, and for one that does not draft.
     """
-    require_type("scenarios", scenarios, Mapping, "Scenarios by their names")
     require(1 <= len(scenarios) <= len(LINES), "scenarios", len(scenarios), f"1 to {len(LINES)}")
     for name, scenario in scenarios.items():
         require_type("scenarios", scenario, Scenario, "Scenarios of specsim.simulator.scenario")
@@ -87,15 +89,18 @@ MOST_ROWS = 4096
 IDEAL = Efficiency(bandwidth=1.0, compute=1.0, overlap=1.0, experts=1.0, mxfp4_experts=1.0, gap=0.0, collective=0.0)
 
 
-def roofline(scenario: Scenario, most: int = MOST_ROWS, marks: Mapping[str, int] | None = None) -> Picture:
+@check_arguments
+def roofline(
+    scenario: Scenario,
+    most: Annotated[int, NumberRange(2, MOST_TOKENS)] = MOST_ROWS,
+    marks: Mapping[str, int] | None = None,
+) -> Picture:
     """Draw the milliseconds of the target's forward pass against its tokens, those of all requests together.
 
     The bound is the longer of reading the weights once and of the arithmetic, both at the GPU's peak. Where the curve
     is flat, more tokens cost next to nothing, which is why verifying drafts pays. marks: names of numbers of tokens,
     such as requests times num_draft_tokens. Attention to the prefix is left out. InputError for a mark beyond `most`.
     """
-    require_type("scenario", scenario, Scenario, "a Scenario of specsim.simulator.scenario")
-    require_int("most", most, 2)
     marks = {} if marks is None else marks
     for name, size in marks.items():
         require_int(name, size, 1, most)
@@ -128,13 +133,13 @@ def roofline(scenario: Scenario, most: int = MOST_ROWS, marks: Mapping[str, int]
 MOST = 200
 
 
+@check_arguments
 def batch(run: SimulatedRun, first: int = 0, last: int | None = None) -> Picture:
     """Draw a bar per request in seconds: from sending to its first token, and to its last.
 
     Requests first to last by number (None: the end); InputError for none of them, or more than 200. A cross marks a
     preempted request.
     """
-    require_type("run", run, SimulatedRun, "a SimulatedRun, as specsim.simulator.server.simulate gives one")
     numbers = range(len(run.arrivals))[first : None if last is None else last + 1]
     require(1 <= len(numbers) <= MOST, "requests", len(numbers), f"1 to {MOST} of them")
     height = 1.2 + 0.12 * max(len(numbers), 8)
@@ -158,9 +163,12 @@ def batch(run: SimulatedRun, first: int = 0, last: int | None = None) -> Picture
 
 
 Row = Mapping[str, Any]
-_FIGURES = {"model", "hardware", "concurrency", "rate", "Mean TPOT (ms)", "Output Throughput (tok/s)"}
+_SETTING = ("topk", "num_steps", "num_draft_tokens")
+_LOAD = ("key", "model", "hardware", "concurrency", "rate")
+_FIGURES = {*_LOAD, *_SETTING, "Mean TPOT (ms)", "Output Throughput (tok/s)"}
 
 
+@check_arguments
 def pareto(rows: Sequence[Row]) -> Picture:
     """Draw the server's tokens a second over those of one request (1 / TPOT), a line per setting.
 
@@ -222,7 +230,7 @@ def server_speed(row: Row) -> float:
 
 
 def _setting(row: Row) -> str:
-    topk, steps, nodes = (row[name] for name in ("topk", "num_steps", "num_draft_tokens"))
+    topk, steps, nodes = (row[name] for name in _SETTING)
     if not steps:
         return "no drafts"
     return f"chain of {steps}" if topk == 1 else f"tree {topk}/{steps}/{nodes}"

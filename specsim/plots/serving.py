@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specsim.core.errors import require_type
+from specsim.core.arguments import check_arguments
 from specsim.plots.sheet import (
     ACCEPTED,
     DRAFT,
@@ -31,12 +31,12 @@ AWAY = Look("preempted", "#F3D9E7", "#A2487D", 1.4, dashed=True)
 LOOKS = {"wait": WAITING, "prefill": PREFILL, "both": BOTH, "round": ROUND, "place": PLACE, "preempt": AWAY}
 
 
+@check_arguments
 def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
     """Draw a row per request and a column per step, from step `first` to step `last` (None: the end).
 
     Tokens stand in the step in which the host read them. At the end of a row: how the request ended.
     """
-    require_type("trace", trace, Trace, "a Trace, as a run or a scheduler has one")
     records = [record for record in trace.records if record.step >= first and (last is None or record.step <= last)]
     lives = _lives(trace.records)
     steps = [record.step for record in records]

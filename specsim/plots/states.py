@@ -2,7 +2,7 @@
 
 import torch
 
-from specsim.core.errors import require_type
+from specsim.core.arguments import check_arguments
 from specsim.core.phases import DraftExtendInput, DraftInput, State, VerifyInput, VerifyOutput
 from specsim.plots.sheet import (
     FAINT,
@@ -26,6 +26,7 @@ _NAME = 2.0  # inches of the column with the names
 _LINE = 0.34
 
 
+@check_arguments
 def states(
     draft_input: DraftInput, verify_input: VerifyInput, verify_output: VerifyOutput, next_draft_input: DraftInput
 ) -> Picture:
@@ -33,10 +34,6 @@ def states(
 
     A cell holds the tensor's shape. Its colour says what a row of the tensor stands for.
     """
-    require_type("draft_input", draft_input, DraftInput, "the DraftInput of a round")
-    require_type("verify_input", verify_input, VerifyInput, "the VerifyInput of a round")
-    require_type("verify_output", verify_output, VerifyOutput, "the VerifyOutput of a round")
-    require_type("next_draft_input", next_draft_input, DraftInput, "the DraftInput after a round")
     extend = verify_output.draft_extend_input
     columns: list[State] = [draft_input, verify_input, verify_output.verdict, extend, next_draft_input]
     names = _shared_names(columns)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import require, require_int, require_type
 from specsim.core.phases import Verdict, VerifyInput
 from specsim.plots.sheet import (
@@ -47,7 +48,6 @@ def _places(parents: Sequence[int]) -> list[float]:
 
 def check_round(verify_input: VerifyInput, verdict: Verdict | None, request: int, *decoders: Decode) -> None:
     """Raise InputError for missing states of a round, an unknown request, and plain decoding."""
-    require_type("verify_input", verify_input, VerifyInput, "the VerifyInput of a round, as an engine's draft gives it")
     if verdict is not None:
         require_type("verdict", verdict, Verdict, "the verdict of a round's VerifyOutput, or None")
     require_int("request", request, 0, verify_input.draft_tokens.shape[0] - 1)
@@ -55,6 +55,7 @@ def check_round(verify_input: VerifyInput, verdict: Verdict | None, request: int
         require(callable(decode), "decode", decode, "a function that makes text of token ids")
 
 
+@check_arguments
 def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, request: int = 0) -> Picture:
     """Draw the token tree from left to right, with the accepted path and its bonus marked, without dead nodes.
 
@@ -150,6 +151,7 @@ def _edge(axes: Axes, start: tuple[float, float], end: tuple[float, float], look
     axes.plot((x_left, right - 0.2, right - 0.2, right), (above, above, below, below), gid=gid, **line)
 
 
+@check_arguments
 def mask(verify_input: VerifyInput, request: int = 0, decode: Decode | None = None) -> Picture:
     """Draw the attention mask of verify: a row per node, a column per key, the prefix as one column."""
     check_round(verify_input, None, request, *([] if decode is None else [decode]))

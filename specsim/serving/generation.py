@@ -9,6 +9,7 @@ import torch
 from tqdm.auto import tqdm
 
 from specsim.core.adaptive_engine import AdaptiveEngine
+from specsim.core.arguments import check_arguments
 from specsim.core.columns import two_rounds
 from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine import Engine
@@ -28,6 +29,7 @@ from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
 
 
+@check_arguments
 def load_engine(
     pair: Pair,
     config: SpecConfig,
@@ -102,6 +104,7 @@ def kernel_device(device: str | None) -> str:
     return device
 
 
+@check_arguments
 def generate(
     pair: Pair | str,
     prompts: str | Sequence[str] | Sequence[Sequence[int]],

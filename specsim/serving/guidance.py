@@ -9,6 +9,7 @@ import torch
 
 from specsim.core.errors import InputError, require, require_type
 from specsim.core.pair import Pair
+from specsim.core.user_module import user_code
 
 
 class Guidance:
@@ -31,8 +32,9 @@ class Guidance:
         self.text = text
         self.vocab_size = vocab_size
         self.end_ids = frozenset(end_ids)
-        words = tokenizer.backend_tokenizer.to_str()
-        self._tokens = LLTokenizer(words, n_vocab=vocab_size, eos_token=list(end_ids))
+        with user_code("the target's tokenizer", type(tokenizer).__name__, "a tokenizer that llguidance reads"):
+            words = tokenizer.backend_tokenizer.to_str()
+            self._tokens = LLTokenizer(words, n_vocab=vocab_size, eos_token=list(end_ids))
         source = getattr(LLMatcher, f"grammar_from_{form}")(text)
         self._start = LLMatcher(self._tokens, source, log_level=0)  # silent: errors are raised
         self.check(self._start)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError, require, require_int, require_type
 
@@ -164,6 +165,7 @@ def make_requests(
     return requests
 
 
+@check_arguments
 def make_request(
     target_config: "ModelConfig",
     tokenizer: Any,

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.drafter import columns_ahead
 from specsim.core.engine import Engine
@@ -25,6 +26,7 @@ def check_serving(serving: ServingConfig, config: SpecConfig) -> None:
         raise InputError("num_slots", serving.num_slots, f"at least a page, {config.page_size}")
 
 
+@check_arguments
 class Scheduler(ServingLoop):
     """Continuous batching over an engine of either implementation.
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 from tqdm.auto import tqdm
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.display import acceptance_rows, figure, heading, paragraph, print_table, setting
 from specsim.core.engine import Engine
@@ -141,6 +142,7 @@ class Served:
         ]
 
 
+@check_arguments
 def serve(
     engine: Engine,
     requests: Sequence[Request],

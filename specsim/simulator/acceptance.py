@@ -13,8 +13,10 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
+from specsim.core.limits import Probability, StepCount
 from specsim.simulator.bounds import number, probability
 from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
 
@@ -56,11 +58,13 @@ class Distribution(DraftAcceptance, Protocol):
         ...
 
 
-def accept_length(distribution: Distribution, num_steps: int | None = None) -> float:
+@check_arguments
+def accept_length(distribution: Distribution, num_steps: StepCount | None = None) -> float:
     """Compute the mean tokens of a round, bonus included; num_steps as in Distribution.rates."""
     return 1.0 + float(np.sum(distribution.rates(num_steps)))
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class PerPosition:
     """Acceptance with given unconditional rates by position.
@@ -81,7 +85,6 @@ class PerPosition:
             raise InputError("by_position", self.by_position, "unconditional rates, none larger than the one before")
         object.__setattr__(self, "by_position", values)
         object.__setattr__(self, "_ascending", np.array(values[::-1]))
-        require_choice("schedule", self.schedule, SCHEDULES)
 
     @property
     def num_steps(self) -> int:
@@ -109,15 +112,16 @@ class PerPosition:
         return total
 
 
-def iid(rate: float, num_steps: int) -> PerPosition:
+@check_arguments
+def iid(rate: Probability, num_steps: StepCount) -> PerPosition:
     """Accept every draft after an accepted one with the same probability (Leviathan et al., arXiv 2211.17192)."""
-    rate = probability("rate", rate)
-    return PerPosition(tuple(rate**step for step in range(1, require_int("num_steps", num_steps, 0) + 1)))
+    return PerPosition(tuple(float(rate**step) for step in range(1, num_steps + 1)))
 
 
-def iid_of_length(length: float, num_steps: int) -> PerPosition:
+@check_arguments
+def iid_of_length(length: float, num_steps: StepCount) -> PerPosition:
     """Find the i.i.d. distribution of this accept length, bonus included."""
-    most = require_int("num_steps", num_steps, 0) + 1
+    most = num_steps + 1
     number("accept_length", length, 1, most)
     if length in (1, most):
         return iid(float(length == most), num_steps)
@@ -127,13 +131,15 @@ def iid_of_length(length: float, num_steps: int) -> PerPosition:
     return iid(cast(float, brentq(excess, 0, 1, xtol=1e-15)), num_steps)
 
 
-def steady(length: float, num_steps: int) -> PerPosition:
+@check_arguments
+def steady(length: float, num_steps: StepCount) -> PerPosition:
     """Find the distribution of this accept length with the least variance: whole rates, a fraction, then zeros."""
-    number("accept_length", length, 1, require_int("num_steps", num_steps, 0) + 1)
+    number("accept_length", length, 1, num_steps + 1)
     rates = tuple(float(np.clip(length - step, 0, 1)) for step in range(1, num_steps + 1))
     return PerPosition(rates, "minimum-variance")
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """Requests of several kinds: each follows one part, chosen by its weight, in all of its rounds.
@@ -262,6 +268,7 @@ class Cost(Protocol):
     def mixed(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float: ...
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Option:
     """A setting of speculation and the acceptance of its drafts."""

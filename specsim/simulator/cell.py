@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.core.kinds import DEFAULT as DEFAULT_DRAFTER
@@ -34,6 +35,7 @@ _CHOICES = {
 _AXES = {"num_steps": "depth", "topk": "rank"}
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One server under one load; fields without a comment are those of Scenario."""
@@ -180,7 +182,8 @@ class Cell:
         parsed["efficiency"] = Efficiency(**value["efficiency"])
         parsed["kept"] = tuple(value.get("kept", ()))
         for name, default in (("prefix_cache", True), ("adaptive_per_request", False)):
-            parsed[name] = bool(value.get(name, default))  # SQLite has 1 for true
+            is_on = value.get(name, default)
+            parsed[name] = bool(is_on) if is_on in (0, 1) else is_on  # SQLite has 1 for true
         return cls(**value | parsed)
 
     def with_values(self, **values: Any) -> "Cell":

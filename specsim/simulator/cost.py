@@ -6,9 +6,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError, require_choices
-from specsim.simulator.bounds import integer, lengths, share
+from specsim.core.errors import InputError
+from specsim.core.limits import GpuCount
+from specsim.simulator.bounds import lengths, share
 from specsim.simulator.drafter import Drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded
@@ -68,6 +70,7 @@ class RoundParts(NamedTuple):
     extend: RoundPart
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Seconds of prefills and rounds of a target and a drafter on `tensor_parallel` GPUs.
@@ -79,7 +82,7 @@ class CostModel:
     model: Model
     drafter: Drafter | None = None  # None with a config that drafts: prompt lookup, which takes host time only
     efficiency: Efficiency = field(default_factory=Efficiency)
-    tensor_parallel: int = 1
+    tensor_parallel: GpuCount = 1
     schedule: Literal["sync", "overlap"] = "overlap"  # sync: the device waits for the host; overlap: the longer counts
     buckets: tuple[int, ...] | None = None  # batch sizes of captured graphs, ascending; (): no graph; None: all sizes
     draft_graph: bool = True  # whether drafting is in graphs too
@@ -87,11 +90,9 @@ class CostModel:
     _parts: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        integer("tensor_parallel", self.tensor_parallel)
-        require_choices(self)
         if self.buckets is not None:
             sizes = tuple(self.buckets)
-            if any(type(size) is not int or size < 1 for size in sizes) or sorted(set(sizes)) != list(sizes):
+            if min(sizes, default=1) < 1 or sorted(set(sizes)) != list(sizes):
                 raise InputError("buckets", self.buckets, "ascending batch sizes of at least 1")
         self.hardware.flops(self.dtype)
 

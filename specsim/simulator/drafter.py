@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import NamedTuple
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.errors import require_choice
 from specsim.core.kinds import SERVED
@@ -33,6 +34,7 @@ class DrafterRows(NamedTuple):
     extend_head: int  # of these with logits
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Drafter:
     """A drafter that runs forwards.
@@ -81,6 +83,7 @@ class Drafter:
         return [size // config.topk for size in config.level_sizes]
 
 
+@check_arguments
 def drafter(
     kind: str, target: Model, draft_vocab_size: int | None = None, intermediate_size: int | None = None
 ) -> Drafter:

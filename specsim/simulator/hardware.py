@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError, require
 from specsim.core.files import parse_json, read_text
 from specsim.core.limits import read_number
@@ -20,6 +21,7 @@ FILES = (".csv", ".json")
 LEAST = 1.0  # operation/s, byte/s or byte
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """One GPU."""
@@ -45,6 +47,7 @@ class Hardware:
         return self.peak_flops[dtype]
 
 
+@check_arguments
 def hardware(name: str) -> Hardware:
     """Find a GPU by its name in hardware.csv, or by the beginning of one (`H100`); case does not matter.
 

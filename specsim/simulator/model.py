@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError, require
 from specsim.core.files import read_json
 from specsim.core.limits import MOST_LAYERS, MOST_WIDTH
@@ -110,6 +111,7 @@ def expected_experts(experts: int, chosen: int, rows: float | np.ndarray, skew: 
     return experts * (1 - np.exp(betaln(first, second + rows) - betaln(first, second)))
 
 
+@check_arguments
 def model(source: str | Path | Mapping[str, Any]) -> Model:
     """Load a model's shape.
 

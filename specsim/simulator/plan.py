@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError, require, require_choice, require_int
+from specsim.core.errors import InputError, require, require_choice
+from specsim.core.limits import ReplicateCount
 from specsim.simulator.acceptance import Option
 from specsim.simulator.candidates import (
     EQUAL,
@@ -160,11 +162,12 @@ class SettingPlan:
         }
 
 
+@check_arguments
 def plan(
     cell: Cell,
     objective: str | None = None,
     configs: Sequence[SpecConfig] | None = None,
-    replicates: int = REPLICATES,
+    replicates: ReplicateCount = REPLICATES,
     done: Callable[[], object] = lambda: None,
     slo: Slo | None = None,
 ) -> SettingPlan:
@@ -181,7 +184,7 @@ def plan(
     require(configs, "configs", configs, "at least one setting")
     options = [cell.option(config) for config in configs]
     measure = slo.metrics if slo else SimulatedRun.metrics
-    runs = run_replicates(cell, options, require_int("replicates", replicates), _cost(objective), done, measure)
+    runs = run_replicates(cell, options, replicates, _cost(objective), done, measure)
     rows = tuple(sorted(map(Candidate.of, runs), key=_rank))
     speeds = SteadySpeeds(cell, options)
     chains = schedule(cell, [option for option in options if option.config.topk == 1], speeds)

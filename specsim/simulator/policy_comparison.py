@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require
 from specsim.core.policies.by_batch_size import OffSwitch
@@ -37,6 +38,7 @@ def policies(cost: Cost, options: Sequence[Option], limit: int) -> dict[str, Pol
     }
 
 
+@check_arguments
 def compare_policies(
     cost: Cost,
     options: Sequence[Option],

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_int
 from specsim.simulator.acceptance import PerPosition
@@ -25,6 +26,7 @@ def checked_shares(rows: Any) -> Shares:
     return shares
 
 
+@check_arguments
 def chain_shares(rates: Sequence[float]) -> Shares:
     """Make the shares of a chain from unconditional rates by position, for best drafts only."""
     for before, rate in pairwise((1.0, *rates)):

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import ServingConfig
-from specsim.core.errors import InputError, require, require_choices
+from specsim.core.errors import InputError, require
+from specsim.core.limits import RequestCount
 from specsim.simulator.acceptance import Option
 from specsim.simulator.calibration.posterior import SIDE, Posterior, gradient, half_width
 from specsim.simulator.calibration.profile import Profile, default_name, profile
@@ -39,6 +41,7 @@ def switched(option: Option, policy: "NamedPolicy") -> list[Option]:
     return [Option.plain(page) if config.is_plain else Option(config, option.acceptance) for config in policy.settings]
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A model on some GPUs, one setting of speculation with its acceptance, and a workload."""
@@ -69,7 +72,6 @@ class Scenario:
         splits = self.model.splits
         allowed = f"{', '.join(map(str, splits))}: GPUs that {self.model.name} divides among"
         require(self.tensor_parallel in splits, "tensor_parallel", self.tensor_parallel, allowed)
-        require_choices(self)
 
     def cost(self, option: Option) -> CostModel:
         """Make the cost model of an option's rounds; without drafts no drafter is loaded."""
@@ -163,7 +165,8 @@ class SpeedupRange:
         return f"{self.lowest:.2f} to {self.highest:.2f}"
 
 
-def speedup_range(scenario: Scenario, requests: int) -> SpeedupRange:
+@check_arguments
+def speedup_range(scenario: Scenario, requests: RequestCount) -> SpeedupRange:
     """Compute the speed-up of decoding with this number of running requests, and its band."""
     return range_of(lambda server: server.speedup(requests), scenario)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.page_pool import PagePool
@@ -335,6 +336,7 @@ class SimulatedServer(ServingLoop):
         )
 
 
+@check_arguments
 def simulate(
     cost: Cost,
     options: Option | Sequence[Option],

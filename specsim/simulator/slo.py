@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require
+from specsim.core.limits import PositiveNumber, ReplicateCount, Share
 from specsim.simulator.acceptance import Option
-from specsim.simulator.bounds import positive
-from specsim.simulator.bounds import share as check_share
 from specsim.simulator.candidates import seeds
 from specsim.simulator.cell import Cell
 from specsim.simulator.results import ATTAINMENT, GOODPUT, SimulatedRun
@@ -18,19 +18,17 @@ from specsim.simulator.results import ATTAINMENT, GOODPUT, SimulatedRun
 _UNITS = {"ms": 1e-3, "s": 1.0}
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Slo:
     """Largest latencies of a request, in seconds; infinity: no bound."""
 
-    ttft: float = math.inf  # largest time to the first token, in seconds; infinity: no bound
+    ttft: PositiveNumber = math.inf  # largest time to the first token, in seconds; infinity: no bound
     # largest time per token after the first, in seconds; infinity: no bound. A request of one token stays within.
-    tpot: float = math.inf
-    e2e: float = math.inf  # largest time to the last token, in seconds; infinity: no bound
+    tpot: PositiveNumber = math.inf
+    e2e: PositiveNumber = math.inf  # largest time to the last token, in seconds; infinity: no bound
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) != math.inf:
-                positive(field.name, getattr(self, field.name))
         require(min(self.bounds.values()) < math.inf, "slo", "no bound", "at least one of ttft, tpot and e2e")
 
     @property
@@ -83,16 +81,14 @@ MOST = 2.0**20  # requests/s, for all requests at once
 LEAST = 2.0**-10
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class RateGoal:
     """Objectives, and the share of requests that has to stay within them."""
 
     slo: Slo
-    share: float = 0.99  # of the requests of all replicates together
-    replicates: int = 1  # runs of every rate, each with other requests; the same for all rates and settings
-
-    def __post_init__(self) -> None:
-        check_share("attainment", self.share)
+    share: Share = 0.99  # of the requests of all replicates together
+    replicates: ReplicateCount = 1  # runs of every rate, each with other requests; the same for all rates and settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +99,7 @@ class HighestRate:
     rate: float  # requests/s; infinity if all requests may come at once
 
 
+@check_arguments
 def highest_rate(cell: Cell, option: Option, goal: RateGoal, start: float = 1.0) -> float:
     """Find by bisection the highest rate of a setting within the objectives, to PRECISION.
 

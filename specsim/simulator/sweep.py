@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError, require
+from specsim.core.limits import read_number
 from specsim.core.workers import finished
 from specsim.simulator.calibration.profile import names as profile_names
 from specsim.simulator.calibration.profile import profile
@@ -49,9 +51,11 @@ LATER = {  # fields that the first sweeps did not have; their defaults leave key
 }
 VERSION = 1  # of the SQLite file; it grows when a column changes its meaning
 COLUMNS = ("key", *FIELDS, *METRICS, "error", "seconds", "worker")
+JSON_FIELDS = ("shares", "efficiency", "kept", "prompt_tokens", "output_tokens", "seed")  # that SQLite has as text
 _NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
 
 
+@check_arguments
 def cells(base: Cell, vary: Mapping[str, Sequence[Any]]) -> list[Cell]:
     """Make cells of the base with every combination of these values of its fields."""
     return [base.with_values(**dict(zip(vary, values, strict=True))) for values in product(*vary.values())]
@@ -163,8 +167,30 @@ class Results:
     def rows(self, wanted: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """Read all rows, or those of some keys in their order."""
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in self._file.execute(f"select {_NAMES} from cells")]
-        rows_by_key = {row["key"]: row for row in rows}
-        return rows if wanted is None else [rows_by_key[wanted_key] for wanted_key in wanted]
+        if wanted is not None:
+            rows_by_key = {row["key"]: row for row in rows}
+            rows = [rows_by_key[wanted_key] for wanted_key in wanted]
+        for row in rows:
+            self._check(row)
+        return rows
+
+    def _check(self, row: dict[str, Any]) -> None:
+        """Raise InputError for a row that no sweep writes: with fields of no cell, or figures of another type."""
+        source = f"cell {row['key']} of {self.path}"
+        try:
+            values = {name: _read(row[name]) if name in JSON_FIELDS else row[name] for name in FIELDS}
+            Cell.from_json(values)
+        except InputError as error:
+            raise error.within(source) from error
+        except (TypeError, ValueError, RecursionError, AttributeError) as error:
+            raise InputError("out", source, f"a row that a sweep has written ({error})") from error
+        for name in METRICS:
+            if row[name] is not None:
+                read_number(row[name], name, source)
+        read_number(row["seconds"], "seconds", source)
+        for name in ("key", "worker", "error"):
+            is_text = isinstance(row[name], str) or (name == "error" and row[name] is None)
+            require(is_text, name, row[name], f"a text (in {source})")
 
     def close(self) -> None:
         self._file.close()
@@ -206,6 +232,12 @@ def _description(cell: Cell, others: Sequence[Cell]) -> str:
     """Name a cell by the fields in which it differs from others."""
     names = [name for name in FIELDS if any(getattr(other, name) != getattr(cell, name) for other in others)]
     return f"cell {', '.join(f'{name}={getattr(cell, name)}' for name in names)}".rstrip()
+
+
+def _read(value: Any) -> Any:
+    """Read what _plain has made of a tuple, an object or a large integer."""
+    is_json = isinstance(value, str) and (value[:1] in ("[", "{") or value.isdecimal())
+    return json.loads(value) if is_json else value
 
 
 def _plain(value: Any) -> Any:

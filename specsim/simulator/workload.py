@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError, require
 from specsim.core.files import parse_json
+from specsim.core.limits import PositiveNumber, Probability, RequestCount, Seed
 from specsim.simulator.bounds import LARGEST_COUNT, count, is_number, number, positive
 from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
 
@@ -49,18 +51,15 @@ DAY = 86400.0  # seconds
 _HALVINGS = 64
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """Shape of an arrival process, whatever its mean rate; the default is Poisson."""
 
-    burstiness: float = 1.0  # shape of the gamma distribution of gaps, as in vLLM's benchmark: below 1 is bursty
-    swing: float = 0.0  # amplitude of the rate over a period, relative to its mean, 0 to 1
-    period: float = DAY  # seconds
-
-    def __post_init__(self) -> None:
-        for name in ("burstiness", "period"):
-            positive(name, getattr(self, name))
-        number("swing", self.swing, 0, 1)
+    # shape of the gamma distribution of gaps, as in vLLM's benchmark: below 1 is bursty
+    burstiness: PositiveNumber = 1.0
+    swing: Probability = 0.0  # amplitude of the rate over a period, relative to its mean, 0 to 1
+    period: PositiveNumber = DAY  # seconds
 
     def at_unit_rate(self, uniforms: np.ndarray) -> np.ndarray:
         """Compute times f64 [R] at a mean rate of one a second, without the swing, from uniforms in [0, 1)."""
@@ -148,6 +147,7 @@ class SimulatedWorkload:
         return len(self.prompt_tokens)
 
 
+@check_arguments
 def closed_loop(
     num_requests: int, concurrency: int, prompt_tokens: Length, output_tokens: Length, seed: int = 0
 ) -> SimulatedWorkload:
@@ -159,6 +159,7 @@ def closed_loop(
     return SimulatedWorkload(*lengths, concurrency=count("concurrency", concurrency))
 
 
+@check_arguments
 def poisson(
     num_requests: int, rate: float, prompt_tokens: Length, output_tokens: Length, seed: int = 0
 ) -> SimulatedWorkload:
@@ -166,19 +167,19 @@ def poisson(
     return open_loop(num_requests, rate, prompt_tokens, output_tokens, seed)
 
 
+@check_arguments
 def open_loop(
-    num_requests: int,
-    rate: float,
+    num_requests: RequestCount,
+    rate: PositiveNumber,
     prompt_tokens: Length,
     output_tokens: Length,
-    seed: int = 0,
+    seed: Seed = 0,
     arrivals: Arrivals | None = None,
 ) -> SimulatedWorkload:
     """Make requests that arrive at `rate` a second on average, by default at random (Poisson)."""
     arrivals = arrivals or Arrivals()
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
     times = arrivals.at_unit_rate(_uniforms(num_requests, 2, seed))
-    positive("rate", rate)
     if rate < times[-1] / LATEST:
         least = f"a number of at least {times[-1] / LATEST:.2g}"
         raise InputError("rate", rate, f"{least}, so that {num_requests} requests come within {LATEST:g} seconds")

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
+from specsim.core.arguments import check_arguments
 from specsim.training.attention import DrafterAttention, Memory, Rope, rope_at
 from specsim.training.drafter import DrafterModule, Drafts, Roots, llama_fields
 from specsim.training.options import ENGINE, Conventions, TrainingOptions
@@ -227,6 +228,7 @@ def build_eagle3(target: LlamaForCausalLM, tokens: torch.Tensor, options: Traini
     return head
 
 
+@check_arguments
 def read_eagle3(folder: Path, target: LlamaForCausalLM, conventions: Conventions = ENGINE) -> Eagle3:
     """Read an EAGLE-3 head that was written, in float32."""
     tensors = load_file(folder / "model.safetensors")

@@ -6,7 +6,9 @@ from typing import NamedTuple
 import torch
 from transformers import LlamaForCausalLM
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import require, require_int
+from specsim.core.limits import TokenId
 from specsim.core.metrics import Acceptance, acceptance
 from specsim.training.drafter import DrafterModule, Roots
 
@@ -41,8 +43,12 @@ def continue_prompts(
     )
 
 
-def continue_texts(target: LlamaForCausalLM, ids: Sequence[Sequence[int]], temperature: int = 0) -> list[Continuation]:
-    """Continue texts, given by their token ids, by the target."""
+@check_arguments
+def continue_texts(
+    target: LlamaForCausalLM, ids: Sequence[Sequence[TokenId]], temperature: int = 0
+) -> list[Continuation]:
+    """Continue texts, given by their token ids, by the target; InputError for no text and for an empty one."""
+    require(ids and all(map(len, ids)), "ids", f"{len(ids)} texts", "texts of at least one token")
     width = max(map(len, ids))
     prompts_BC = torch.tensor([[0] * (width - len(row)) + list(row) for row in ids], device=target.device)
     mask_BC = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=target.device)
@@ -50,6 +56,7 @@ def continue_texts(target: LlamaForCausalLM, ids: Sequence[Sequence[int]], tempe
     return [Continuation(row_C[width - len(text) :], len(text)) for row_C, text in zip(longer_BC, ids, strict=True)]
 
 
+@check_arguments
 def estimate_acceptance(
     drafter: DrafterModule, target: LlamaForCausalLM, continuations: Sequence[Continuation], num_drafts: int = 3
 ) -> Acceptance:

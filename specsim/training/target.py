@@ -13,7 +13,8 @@ from torch import nn
 from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
-from specsim.core.errors import require_choice
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import InputError, require, require_choice
 
 CONVENTIONS = ("entering", "output")  # two ways in which a head's config counts feature layers
 
@@ -34,10 +35,15 @@ class TargetReading:
         return logits.softmax(-1, dtype=torch.float32)
 
 
+@check_arguments
 def load_target(
     folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> LlamaForCausalLM:
     """Load a frozen target; in float32 it has the values that its bfloat16 file holds."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError("device", str(device), "a device of this machine that torch can use") from error
     shows_progress = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -49,6 +55,7 @@ def load_target(
     return model.eval().requires_grad_(False)
 
 
+@check_arguments
 def feature_states(hidden_states: Sequence[Any], layers: Sequence[int], convention: str) -> list[Any]:
     """Choose the hidden states that a head reads, in the order of its layer ids.
 
@@ -57,9 +64,12 @@ def feature_states(hidden_states: Sequence[Any], layers: Sequence[int], conventi
     """
     require_choice("convention", convention, CONVENTIONS)
     offset = 1 if convention == "output" else 0
+    num_layers = len(hidden_states) - offset
+    require(all(0 <= layer < num_layers for layer in layers), "layers", layers, f"ids from 0 to {num_layers - 1}")
     return [hidden_states[layer + offset] for layer in layers]
 
 
+@check_arguments
 @torch.no_grad()
 def read_target(
     target: LlamaForCausalLM,

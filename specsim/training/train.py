@@ -15,8 +15,10 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import LlamaForCausalLM
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError, require, require_int
 from specsim.core.kinds import KINDS
+from specsim.core.limits import RequestCount, Seed, TokenCount, TokenId
 from specsim.core.verifiers import resolve
 from specsim.training.drafter import DrafterModule, Roots
 from specsim.training.estimate import continue_prompts
@@ -58,13 +60,20 @@ class Trained(NamedTuple):
     losses: tuple[float, ...]  # mean over depths, by their weights
 
 
-def join_texts(texts: Sequence[Sequence[int]], separator: int) -> torch.Tensor:
+@check_arguments
+def join_texts(texts: Sequence[Sequence[TokenId]], separator: TokenId) -> torch.Tensor:
     """Join texts, given by their token ids, to one; the separator begins every text and ends the last one."""
     return torch.tensor([token for text in texts for token in (separator, *text)] + [separator])
 
 
+@check_arguments
 def continue_windows(
-    target: LlamaForCausalLM, tokens_T: torch.Tensor, count: int, prompt_len: int, length: int, seed: int = 0
+    target: LlamaForCausalLM,
+    tokens_T: torch.Tensor,
+    count: RequestCount,
+    prompt_len: TokenCount,
+    length: TokenCount,
+    seed: Seed = 0,
 ) -> TrainingText:
     """Let the target continue `count` windows of the text to `length` tokens greedily, and as many by sampling."""
     require(len(tokens_T) > prompt_len, "tokens", len(tokens_T), f"more than the {prompt_len} of a prompt")
@@ -116,6 +125,7 @@ def draw_roots(
     return Roots(torch.cat(columns, 1), torch.randint(1, options.num_drafts + 1, shape, generator=generator))
 
 
+@check_arguments
 def train_drafter(
     target: LlamaForCausalLM,
     text: TrainingText | torch.Tensor,
@@ -133,6 +143,7 @@ def train_drafter(
     """
     options = options or TrainingOptions()
     text = text if isinstance(text, TrainingText) else TrainingText(text)
+    require(text.tokens_T.ndim == 1, "text", f"{text.tokens_T.ndim} dimensions", "token ids of one text, a tensor [T]")
     device = target.device
     text = text.on(device)
     columns = len(text.tokens_T) if text.greedy_NC is None else text.greedy_NC.shape[1] + 1

@@ -84,7 +84,7 @@ def test_bad_input_is_one_sentence(call, tiny, bad_files, arguments, name, asser
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_value_out_of_range_is_refused(name):
     for field in command(name).fields.values():
-        limits = field.option
+        limits = field.option.range
         outside = ["no such"] if field.choices else []
         outside += [] if limits.above is None else [limits.above]
         outside += [] if limits.at_least is None else [limits.at_least - 1]

@@ -58,7 +58,7 @@ def test_every_option_can_be_in_a_file(tmp_path):
     """Each field reads a value of its type, and the command line of a value gives the same value."""
     for name in FUNCTIONS:
         for field in command(name).fields.values():
-            number = field.option.at_most or field.option.at_least or 1
+            number = field.option.range.at_most or field.option.range.at_least or 1
             value = {bool: True, str: "x", Path: "x"}.get(field.kind, number)
             value = field.choices[0] if field.choices else value
             assert field.read([value] if field.is_list else value) is not None

@@ -33,7 +33,7 @@ def test_every_number_has_an_end_and_one_way_to_write_it(kind):
         for text in BAD[words]:
             with pytest.raises(InputError, match=f"{field.name} is .*; allowed: {words}"):
                 field.parse(text)
-        is_seed = (field.option.at_most or 0) > 2**31
+        is_seed = (field.option.range.at_most or 0) > 2**31
         for text in ("1e-320", "1e-40", "1e999") if kind is float else LARGE[2:] if is_seed else LARGE:
             with pytest.raises(InputError, match=field.name):
                 field.parse(text)

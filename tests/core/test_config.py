@@ -56,10 +56,10 @@ BAD_SPECS = [
 ]
 
 BAD_PARAMS = [
-    ("temperature", -0.1, "positive"),
-    ("temperature", math.inf, "positive"),
-    ("temperature", math.nan, "positive"),
-    ("temperature", "0", "positive"),
+    ("temperature", -0.1, "at least 0"),
+    ("temperature", math.inf, "at least 0"),
+    ("temperature", math.nan, "at least 0"),
+    ("temperature", "0", "at least 0"),
     ("top_k", -1, "at least 0"),
     ("top_k", 5.0, "at least 0"),
     ("top_p", 0.0, "above 0"),
@@ -76,9 +76,9 @@ BAD_PARAMS = [
     ("seed", -1, "from 0 to 2^64 - 1"),
     ("seed", 2**64, "from 0 to 2^64 - 1"),
     ("seed", 1.0, "from 0 to 2^64 - 1"),
-    ("stop", "end", "a tuple of texts"),
+    ("stop", "end", "each entry a text"),
     ("stop", ("end", ""), "of at least one character"),
-    ("stop", (7,), "a tuple of texts"),
+    ("stop", (7,), "each entry a text"),
 ]
 
 

@@ -153,6 +153,24 @@ def test_the_matcher_is_not_called_after_the_end():
     assert masks(matcher, TREE).all()
 
 
+@pytest.mark.parametrize("method", ["matcher", "allowed", "advance"])
+def test_a_grammar_that_fails_is_named_by_its_request(method):
+    def fail(*_):
+        raise SystemExit(0)
+
+    class Failing:
+        def matcher(self):
+            return SimpleNamespace(vocab_size=size, has_ended=False, **{**methods, method: fail})
+
+    methods = dict(allowed=lambda: torch.ones(size, dtype=torch.bool), advance=lambda _: True, roll_back=lambda _: None)
+    failing = Failing() if method != "matcher" else SimpleNamespace(matcher=fail)
+    pair = synthetic_pair("eagle")
+    size = pair.target.config.vocab_size
+    arguments = pair, [[1, 2]] * 3, SpecConfig(topk=2, num_steps=2), SamplingParams(max_new_tokens=4)
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("grammars", "that of request 1")):
+        specsim.generate(*arguments, grammars=[None, failing, None])
+
+
 def test_an_output_that_is_forbidden_is_refused():
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("output", 5)):
         after(AB, [5, 1, 5])

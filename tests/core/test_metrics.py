@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.core.errors import InputError
 from specsim.core.files import without_nan
 from specsim.core.metrics import (
     accept_length_from_eagle_tau,
@@ -85,7 +86,7 @@ def test_plain_decoding_has_length_one_and_no_rate():
 
 @pytest.mark.parametrize("drafts", [[-1, 2], [0, 4], [1.9, 2.5], [0, 1.0], [True]])
 def test_counts_that_are_not_0_to_num_steps_are_refused(drafts):
-    with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
+    with pytest.raises(ValueError, check=lambda error: type(error) is InputError):
         acceptance(drafts, num_steps=3, num_draft_tokens=4)
 
 

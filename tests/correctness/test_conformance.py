@@ -524,18 +524,19 @@ def test_the_regions_of_the_distributions_are_fine_enough():
 
 
 ENDS = {
-    "exits": ("import os; os._exit(3)", 1200, "exit status 3"),  # on a busy machine too
-    "hangs": ("import time; time.sleep(60)", 4, "no result within 4 seconds"),
+    "exits": ("import os; os._exit(0)", 1200, "raised", "SystemExit: 0"),  # on a busy machine too
+    "dies": ("import os; os.kill(os.getpid(), 9)", 1200, "ended", "was killed by signal 9"),
+    "hangs": ("import time; time.sleep(60)", 4, "ended", "no result within 4 seconds"),
 }
 
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_process_that_dies_or_hangs_is_an_outcome(how, tmp_path, monkeypatch):
-    body, seconds, shown = ENDS[how]
+    body, seconds, status, shown = ENDS[how]
     monkeypatch.setattr(runner, "SECONDS", seconds)
     module = module_of(f"def build_tree_kernel_efficient(*arguments): {body}", tmp_path)
     outcome = run(module, next(case for case in CASES if case.perilous), "cpu")
-    assert (outcome.status, outcome.passed) == ("ended", False)
+    assert (outcome.status, outcome.passed) == (status, False)
     assert shown in outcome.detail
 
 

@@ -199,6 +199,33 @@ def test_a_broken_tokenizer_is_reported_when_it_is_used(tiny_pair: Path):
         _ = tokenizer._private
 
 
+def _without_unknown(tokenizer: dict) -> None:
+    tokenizer["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
+
+
+def _backtracking(tokenizer: dict) -> None:
+    pattern = {"Regex": "(?:a+a+)+c"}
+    tokenizer["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize("damage", [_without_unknown, _backtracking])
+def test_a_tokenizer_whose_library_fails_is_an_input_error(tiny_pair: Path, damage):
+    file = tiny_pair / "target" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    damage(tokenizer)
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(InputError, check=lambda error: error.name == f"the tokenizer in {file.parent}"):
+        load().tokenizer.encode("a" * 64 + "b")
+
+
+def test_a_limit_of_a_tokenizer_that_is_a_text_is_an_input_error(tiny_pair: Path):
+    file = tiny_pair / "target" / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(settings | {"model_max_length": "long"}))
+    with pytest.raises(InputError, check=lambda error: error.name == f"the tokenizer in {file.parent}"):
+        load().tokenizer.encode("a b")
+
+
 def test_a_drafter_of_another_kind_than_named_is_refused():
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("drafter", "eagle")):
         load(TINY / "target", TINY / "eagle3", drafter="eagle")

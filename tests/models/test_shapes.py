@@ -1,3 +1,4 @@
+import inspect
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_shape_is_that_of_the_published_config(name, manifest, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_config_names_the_source_of_its_numbers(name):
-    path = Path(shape.__code__.co_filename).parent / "shape_configs" / f"{name}.json"
+    path = Path(inspect.getfile(inspect.unwrap(shape))).parent / "shape_configs" / f"{name}.json"
     assert json.loads(path.read_text())["source"].startswith("https://huggingface.co/")
 
 

@@ -47,7 +47,7 @@ def test_a_picture_says_its_figures_in_words():
     [
         (None, "records"),
         ({}, "records"),
-        ({"a": 0.5}, "a"),
+        ({"a": 0.5}, "records"),
         ({"a": AcceptanceRecord("", "", "", 2.0)}, "a"),
         (dict.fromkeys("abcdef", PUBLISHED), "records"),
     ],

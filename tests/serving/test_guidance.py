@@ -129,8 +129,8 @@ def test_a_grammar_that_the_library_gives_up_ends_the_run(form, impl):
     a, b = (PAIR.tokenizer.encode(char, add_special_tokens=False)[0] for char in "ab")
     params = SamplingParams(max_new_tokens=8, logit_bias={a: 50.0, b: 40.0})
     config = SpecConfig.plain()
-    with pytest.raises(InputError, check=lambda error: error.name == form):
-        specsim.generate(PAIR, [PROMPT], config, params, grammars=grammar, engine=EngineOptions(impl))
+    with pytest.raises(InputError, match="of request 1", check=lambda error: error.name == form):
+        specsim.generate(PAIR, [PROMPT] * 2, config, params, grammars=[None, grammar], engine=EngineOptions(impl))
 
 
 @needs_library

@@ -173,7 +173,7 @@ def test_only_generate_refuses_a_long_prompt():
     [
         ({"request_id": -1}, "id"),
         ({"request_id": 2**32}, "id"),
-        ({"request_id": None}, "id"),
+        ({"request_id": None}, "request_id"),
         ({"place": {"continues": True}}, "continues"),
         ({"place": {"arrival": -1}}, "arrival"),
         ({"place": {"arrival": 1.0}}, "arrival"),

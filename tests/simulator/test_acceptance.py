@@ -177,7 +177,7 @@ def test_few_lanes_cost_acceptance_and_more_nodes_never_do():
     [
         (lambda: PerPosition((0.5, 0.6)), "by_position", (0.5, 0.6)),
         (lambda: PerPosition((1.1,)), "by_position", 1.1),
-        (lambda: PerPosition((-float("inf"),)), "by_position", -float("inf")),
+        (lambda: PerPosition((-float("inf"),)), "by_position", (-float("inf"),)),
         (lambda: PerPosition("0.5"), "by_position", "0.5"),
         (lambda: PerPosition((0.5,), "sometimes"), "schedule", "sometimes"),
         (lambda: iid(-0.1, 3), "rate", -0.1),

@@ -98,5 +98,5 @@ def test_the_best_setting_has_the_highest_rate():
 
 
 def test_a_share_outside_0_to_1_is_refused():
-    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("attainment", 99)):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("share", 99)):
         RateGoal(Slo(ttft=1), 99)

@@ -52,6 +52,33 @@ def test_every_cell_is_there_with_what_it_is(tmp_path):
     assert json.loads(rows[0]["prompt_tokens"]) == [10, 40]
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("num_steps", "three"),
+        ("num_steps", 2.5),
+        ("shares", "[["),
+        ("shares", '[["a"]]'),
+        ("efficiency", "[]"),
+        ("efficiency", '{"no such": 1}'),
+        ("prompt_tokens", b"\x00"),
+        ("prefix_cache", "yes"),
+        ("model", 7),
+        ("worker", 7),
+        ("seconds", "long"),
+        ("error", 1.5),
+        ("Output Throughput (tok/s)", "fast"),
+    ],
+)
+def test_a_row_of_other_types_is_refused(tmp_path, column, value):
+    path = tmp_path / "out.sqlite"
+    run([BASE], path)
+    with sqlite3.connect(path) as file:
+        file.execute(f'update cells set "{column}" = ?', (value,))
+    with pytest.raises(InputError, check=lambda error: str(path) in str(error)):
+        Results(path).rows()
+
+
 def test_nothing_is_run_twice(tmp_path):
     path = tmp_path / "out.sqlite"
     run(cells(BASE, VARY | {"seed": [0]}), path)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.files import read_json
@@ -61,6 +62,7 @@ class NamedPolicy:
         return {"policy": self.name, "settings": trees, **self.parameters}
 
 
+@check_arguments
 def named_policy(value: str | Mapping[str, Any], config: SpecConfig, cost: RoundCost | None = None) -> NamedPolicy:
     """Read a policy from its name or from an object with its fields.
 

@@ -18,13 +18,13 @@ from typing import Any, Literal
 import torch
 
 from specsim.core.children import child_words, describe_end, python_path, run_child, temporary_folder
-from specsim.core.errors import InputError, require, text_of
-from specsim.core.user_module import load_module, user_code
+from specsim.core.errors import InputError, require
+from specsim.core.user_module import CALL_SECONDS, load_module, one_line, time_limit, user_code
 from specsim.correctness.conformance import chains, drafting, greedy, slots, target_only, trees
 from specsim.correctness.conformance.comparison import ResultDifference, difference, guard_all, outline, pieces, tensors
 from specsim.correctness.conformance.contract import BY_NAME, DEVICE, OPERATIONS, Call, KernelCase, Operation
 
-SECONDS = 120  # limit of a process
+SECONDS = 2 * CALL_SECONDS  # limit of a process, its start included
 CASES: tuple[KernelCase, ...] = tuple(
     case
     for operation in OPERATIONS
@@ -68,7 +68,8 @@ def _file(module: ModuleType) -> str:
 def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -> Callable[..., Any] | None:
     """Find the operation's function in the module, None where it has none."""
     name = name_of(module, operation, device)
-    return None if name is None else getattr(module, name)
+    with user_code("module", _file(module), f"a module whose attribute {name} can be read"):
+        return None if name is None else getattr(module, name)
 
 
 def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[Operation]:
@@ -111,21 +112,22 @@ def call(function: Callable[..., Any], case: KernelCase, device: torch.device) -
         arguments = [device if value is DEVICE else guard_all(value, device) for value in values]
         handed = tensors(arguments)
         before = outline(handed)
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), time_limit():
             returned = function(*handed)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+        wrong = (
+            _miscounted(operation, returned)
+            or _first_wrong(operation, _results(operation, arguments, returned), case_call, device)
+            or _misused(operation, arguments, before, outline(handed))
+        )
+        detail = str(wrong) if wrong else ""
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         status = "refused" if case.may_refuse and _is_refusal(error) else "raised"
-        return CaseOutcome(case.operation, case.name, status, f"{type(error).__name__}: {text_of(str, error)}")
-    wrong = (
-        _miscounted(operation, returned)
-        or _first_wrong(operation, _results(operation, arguments, returned), case_call, device)
-        or _misused(operation, arguments, before, outline(handed))
-    )
-    return CaseOutcome(case.operation, case.name, "different" if wrong else "equal", str(wrong) if wrong else "")
+        return CaseOutcome(case.operation, case.name, status, one_line(error))
+    return CaseOutcome(case.operation, case.name, "different" if detail else "equal", detail)
 
 
 @contextmanager

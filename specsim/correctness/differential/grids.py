@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError
 from specsim.core.kinds import KINDS as RECORDS
 from specsim.core.kinds import TESTED
@@ -189,6 +190,7 @@ SHIPPED = (
 )
 
 
+@check_arguments
 def grid(name: str, dtype: str = "float32", shared: str | None = None) -> tuple[Cell, ...]:
     """Make the cells of a grid by its name.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import require, require_choice
 from specsim.core.provenance import now, versions
 from specsim.core.verifiers import BY_DRAFTS, resolve
@@ -53,6 +54,7 @@ class _Task:
         return Certificate.of(names, self.case, self.enumerate(), most(self.case))
 
 
+@check_arguments
 def certify(
     verifier: str | None = None, *, impl: str = "reference", device: str | None = None, progress: bool = False
 ) -> Certificates:

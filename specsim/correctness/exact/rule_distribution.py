@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError
 from specsim.core.provenance import now, versions
 from specsim.core.rule import AcceptanceRule, Accepted, Tree, checked
-from specsim.core.user_module import load_module, one_line
+from specsim.core.user_module import load_module, one_line, time_limit, user_code
 from specsim.correctness.exact.cases import RULE_CASES, Draw, ExactCase, draws, text_prob
 from specsim.correctness.exact.distribution import ExactDistribution, draft_axes
 from specsim.correctness.exact.exact_number import NotExact
@@ -98,7 +99,8 @@ def _outcomes(rule: AcceptanceRule, case: ExactCase, draw: Draw) -> Iterator[Rul
     volume = Fraction(0)
 
     def call(numbers: list[Any]) -> Any:
-        return rule.accept(*_exact_inputs(rule, draw), _passed(rule, numbers[:-1]), numbers[-1])
+        with time_limit():
+            return rule.accept(*_exact_inputs(rule, draw), _passed(rule, numbers[:-1]), numbers[-1])
 
     for region in explore(call, [*names, "final_uniform"]):
         volume += region.box.volume
@@ -150,7 +152,8 @@ def _with_floats(rule: AcceptanceRule, draw: Draw, box: Box, part: Fraction) -> 
     *uniforms, final = box.point(part)
     draft_prob = None if rule.drafts == "best" else drafted_tree.draft_prob_NV
     try:
-        result = rule.accept(drafted_tree.tree, drafted_tree.prob_NV, draft_prob, _passed(rule, uniforms), final)
+        with time_limit():
+            result = rule.accept(drafted_tree.tree, drafted_tree.prob_NV, draft_prob, _passed(rule, uniforms), final)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -203,6 +206,7 @@ def _require_no_draws(before: object) -> None:
         raise NotCertified("it draws random numbers of its own, which no certificate can follow")
 
 
+@check_arguments
 def load_rules(location: str) -> list[AcceptanceRule]:
     """Load the rules of a module or file, or one of them: my_rule.py, my_rule.py:rule, package.module:rule.
 
@@ -211,7 +215,8 @@ def load_rules(location: str) -> list[AcceptanceRule]:
     before, colon, name = location.rpartition(":")
     is_named = bool(colon) and name.isidentifier()
     module = load_module(before if is_named else location)
-    rules = {key: value for key, value in vars(module).items() if isinstance(value, AcceptanceRule)}
+    with user_code("module", location, "a module whose objects can be read"):
+        rules = {key: value for key, value in vars(module).items() if isinstance(value, AcceptanceRule)}
     if is_named:
         rules = {key: value for key, value in rules.items() if key == name}
     if not rules:
@@ -220,6 +225,7 @@ def load_rules(location: str) -> list[AcceptanceRule]:
     return list({id(rule): rule for rule in rules.values()}.values())
 
 
+@check_arguments
 def certify_rules(rules: Sequence[AcceptanceRule], *, progress: bool = False) -> Certificates:
     """Prove that each rule is lossless on the cases of its drafts, or refute it with a counterexample."""
     date = now()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, isnan, log
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from specsim.core.arguments import check_arguments
 from specsim.core.errors import InputError, require, require_choice
 from specsim.correctness.explain.answers import UNCLEAR, Answer, Token, Unit
 
@@ -31,6 +32,7 @@ _EXCERPT = 20  # characters of a text that are shown from its first difference o
 ERRORS = {"float64": 1e-10, "float32": 1e-4, "float16": 2.0**-11 * 32, "bfloat16": 2.0**-8 * 32}
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class Noise:
     """A bound on the error of a logit."""
@@ -71,6 +73,7 @@ class AnswerComparison:
     exact: float | None = None  # distance of the two tokens' logits in float64, where weights were given
 
 
+@check_arguments
 def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[AnswerComparison]:
     """Compare answers to the same prompts in the same order, one finding per request.
 

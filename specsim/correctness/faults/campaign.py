@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from tqdm.auto import tqdm
 
+from specsim.core.arguments import check_arguments
 from specsim.core.children import (
     KILLED,
     KillableProcess,
@@ -26,7 +27,8 @@ from specsim.core.children import (
     run_child,
 )
 from specsim.core.display import figure, paragraph, print_table
-from specsim.core.errors import require, require_int
+from specsim.core.errors import require
+from specsim.core.limits import JobCount
 from specsim.core.provenance import now, versions
 from specsim.core.workers import finished
 from specsim.correctness.faults.checks import INTERPRETED
@@ -142,8 +144,9 @@ def _reason(result: FaultResult) -> str:
     return f"the check finds {result.first}; the entry names {' or '.join(result.fault.fields)}."
 
 
+@check_arguments
 def run_catalogue(
-    names: Sequence[str] | None = None, *, device: str | None = None, jobs: int = 2, progress: bool = False
+    names: Sequence[str] | None = None, *, device: str | None = None, jobs: JobCount = 2, progress: bool = False
 ) -> CatalogueResult:
     """Inject the named faults (None: all), and check each in a process of its own.
 
@@ -152,14 +155,14 @@ def run_catalogue(
     from specsim.core.engine_options import check_device
     from specsim.correctness.faults.catalogue import FAULTS
 
-    require_int("jobs", jobs)
+    require(names is None or len(names), "names", names, "at least one fault, or None for all of them")
     faults_by_name = {fault.name: fault for fault in FAULTS}
     for name in names or ():
         require(name in faults_by_name, "name", name, ", ".join(faults_by_name))
     device = check_device(device)
     date = now()
     start = time.perf_counter()
-    faults = [faults_by_name[name] for name in names or faults_by_name]
+    faults = [faults_by_name[name] for name in (faults_by_name if names is None else names)]
     with closing(_results(faults, device, jobs)) as arriving:
         bar = tqdm(arriving, total=len(faults), unit="fault", disable=None if progress else True)
         results = {result.fault.name: result for result in bar}

@@ -16,10 +16,12 @@ import torch
 from rich.console import Console
 from tqdm.auto import tqdm
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.display import figure, paragraph, print_table
 from specsim.core.engine_options import check_device
 from specsim.core.errors import InputError, require_int
+from specsim.core.limits import JobCount, RequestCount, Seed
 from specsim.core.provenance import now, versions
 from specsim.core.verifiers import VERIFIERS
 from specsim.core.workers import Workers, finished
@@ -151,14 +153,15 @@ class Soak:
         paragraph(console, equal if self.is_ok else "Not shown: that all requests equal their solo runs.")
 
 
+@check_arguments
 def soak(
-    num_requests: int = 10_000,
-    seed: int = 0,
+    num_requests: RequestCount = 10_000,
+    seed: Seed = 0,
     *,
     impl: str = "reference",
     device: str | None = None,
     graph: str | None = None,
-    jobs: int = 1,
+    jobs: JobCount = 1,
     progress: bool = False,
     program: str | None = None,
     shares: Shares = ALONE,

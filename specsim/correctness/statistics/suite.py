@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import require_choice, require_int
+from specsim.core.limits import Seed, TokenCount
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVPool
 from specsim.core.provenance import now, versions
@@ -117,13 +119,14 @@ CONTROLS = (
 )
 
 
+@check_arguments
 def run_sampling_tests(
     verifier: str | AcceptanceRule | None = None,
     *,
     impl: str = "reference",
-    tokens: int = 200_000,
+    tokens: TokenCount = 200_000,
     device: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     progress: bool = False,
 ) -> SamplingTests:
     """Test one verifier, which may be a rule of your own, or all verifiers, other drafters and the controls.

@@ -5,6 +5,7 @@ fewer tokens have the tables d2t (i64, target id = i + d2t[i]) and t2d (bool).
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
+from specsim.core.user_module import user_code
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -31,10 +33,16 @@ class LazyTokenizer:
         self._loaded: Any = None
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        return self._tokenizer().encode(text, **{"verbose": False, **options})
+        with self._calls():
+            return self._tokenizer().encode(text, **{"verbose": False, **options})
 
     def decode(self, token_ids: Any, **options: Any) -> str:
-        return self._tokenizer().decode(token_ids, **options)
+        with self._calls():
+            return self._tokenizer().decode(token_ids, **options)
+
+    def _calls(self) -> AbstractContextManager[None]:
+        """Turn errors of the libraries, panics of Rust included, into an InputError."""
+        return user_code(f"the tokenizer in {self.folder}", "broken", "a tokenizer that transformers loads and runs")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -45,12 +53,8 @@ class LazyTokenizer:
         if self._loaded is None:
             from transformers import AutoTokenizer
 
-            try:
+            with self._calls():
                 self._loaded = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-            except Exception as error:  # errors of transformers and tokenizers share no class
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                name = f"the tokenizer in {self.folder}"
-                raise InputError(name, reason, "a tokenizer that transformers loads") from error
         return self._loaded
 
     def __repr__(self) -> str:

@@ -3,15 +3,16 @@
 import json
 from pathlib import Path
 
+from specsim.core.arguments import check_arguments
+from specsim.core.errors import require_choice
+
 TINY = Path(__file__).parent / "tiny"
 REQUESTS = Path(__file__).parent / "requests.jsonl"
 
 
+@check_arguments
 def load_prompts(folder: Path | None = None, name: str = "prompts") -> list[dict[str, str]]:
-    """Read held-out prompts of the shipped pair or of another folder: id, text, source and licence.
-
-    name: prompts, or edits, which repeat most of an excerpt with an identifier renamed, or text: excerpts of files that
-    are not held out, to train a small head on.
-    """
+    """Read held-out prompts (edits: most of an excerpt again) or a text to train on: id, text, source and licence."""
+    require_choice("name", name, ("prompts", "edits", "text"))
     lines = ((folder or TINY) / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
