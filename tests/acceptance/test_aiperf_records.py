@@ -17,12 +17,13 @@ RECORD = {
 
 
 def test_records_of_requests_are_counted(tmp_path):
-    lines = [{"metadata": {}, "metrics": {}, "spec_decode_acceptance": each} for each in (RECORD, None, RECORD)]
+    more = RECORD | {"num_spec_tokens": 6}  # of a run that adapts its drafts
+    lines = [{"metadata": {}, "metrics": {}, "spec_decode_acceptance": each} for each in (more, None, RECORD)]
     path = tmp_path / "profile_export.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read_record(path)
-    assert found.counts == (Counts(9, 7, (4, 2, 1, 0, 0)),) * 2
-    assert (found.tool, found.num_steps, found.is_by_request) == ("aiperf vllm", 5, True)
+    assert found.counts == (Counts(9, 7, (4, 2, 1, 0, 0, 0)), Counts(9, 7, (4, 2, 1, 0, 0)))
+    assert (found.tool, found.num_steps, found.is_by_request) == ("aiperf vllm", 6, True)
     assert found.accept_length == 1 + 14 / 18
     assert (found.reported_length, found.proposed_drafts) == (1 + 7 / 9, 90)
 

@@ -105,6 +105,7 @@ def test_shares_are_those_of_a_chain_of_best_drafts(write):
     for output in (None, "predict"):
         found = read_record(write({"shares": shares}, output))
         assert (found.shares, found.rates, found.accept_length) == (shares, (0.8, 0.4), pytest.approx(2.2))
+        assert (found.topk, found.num_steps, found.num_draft_tokens) == (1, 2, 3)
 
 
 def test_a_benchmark_gives_its_counts(write):

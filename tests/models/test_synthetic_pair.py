@@ -6,7 +6,9 @@ import torch
 from specsim.core.errors import InputError
 from specsim.core.kinds import TESTED
 from specsim.models.checkpoint.drafter_format import drafter_layout
+from specsim.models.llama_layer import llama_layer
 from specsim.models.synthetic_pair import synthetic_pair
+from specsim.models.tiny_config import tiny_config
 
 KINDS = [name for name, kind in TESTED.items() if kind.has_weights]
 
@@ -34,6 +36,13 @@ def test_synthetic_drafters_read_the_embedding_through_the_head(kind: str):
         hidden = both @ tensors["pre_projection.weight"].T
     target_logits = (embedding * pair.target.tensors["model.norm.weight"]) @ pair.target.tensors["lm_head.weight"].T
     assert torch.allclose(hidden @ tensors["lm_head.weight"].T, target_logits, rtol=0, atol=1e-12)
+
+
+def test_a_llama_layer_of_latent_attention_has_half_its_heads():
+    latent = tiny_config("deepseek_v3", hidden_size=24).layers[0]
+    heads = llama_layer(latent, 24).attention
+    count = latent.attention.num_heads
+    assert (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads * heads.head_dim) == (count, count // 2, 24)
 
 
 def test_fields_of_a_synthetic_drafter():

@@ -9,7 +9,7 @@ from specsim import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator import CostModel, drafter, hardware, model
 from specsim.simulator.calibration.observation import PRIORS, AssumedAcceptance, Observation, candidates
-from specsim.simulator.calibration.posterior import DETERMINED, fit, half_widths, measured, predict
+from specsim.simulator.calibration.posterior import DETERMINED, Posterior, fit, half_widths, measured, predict
 
 
 def test_known_parameters_are_within_their_intervals(calibrated_cost, grid, known_server):
@@ -93,6 +93,13 @@ def test_unknown_accept_lengths_are_fitted_too(calibrated_cost, grid):
     assert {"accept_rate", "accept_decay"} <= set(found.names)
     assert found.values["accept_rate"] == pytest.approx(rate, rel=0.05)
     assert "accept_rate" not in candidates({"": calibrated_cost}, grid)
+
+
+def test_bounds_that_good_servers_reach_are_no_bounds():
+    names = ("overlap", "bandwidth", "host")
+    for bound, at_bounds in (("least", names), ("most", names[1:]), ("value", ())):
+        logs = np.log([getattr(PRIORS[name], bound) for name in names])
+        assert Posterior(names, logs, np.eye(3), 0.03).at_bounds == at_bounds
 
 
 def test_parameters_are_those_that_settings_contain(calibrated_cost, grid):

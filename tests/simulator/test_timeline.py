@@ -1,7 +1,7 @@
 """Limits of a simulated server: queues, mean acceptance, time and memory, refused settings, the slots of a request."""
 
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,22 +22,15 @@ OPTION = Option(CHAIN, PerPosition((0.7, 0.5, 0.3)))
 TREE = SpecConfig(2, 3, 6, page_size=4, max_len=64)
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A round takes a second plus a time per token and request; a prefill takes a time per token."""
-
-    base: float = 1.0
-    request: float = 0.0
-    token: float = 0.0
-
+class OneSecondRounds:
     def prefill(self, new_tokens, contexts) -> float:
-        return self.token * float(new_tokens.sum())
+        return 0.0
 
     def round(self, contexts, config) -> float:
-        return self.base + self.request * len(contexts)
+        return 1.0
 
     def mixed(self, new_tokens, behind, contexts, config) -> float:
-        return self.round(contexts, config) + self.prefill(new_tokens, behind)
+        return 1.0
 
 
 @pytest.mark.parametrize("config", [TREE, CHAIN, replace(TREE, release="round"), SpecConfig(3, 5, 9, page_size=16)])
@@ -52,14 +45,18 @@ def test_columns_are_the_servers(config):
 def test_one_place_waits_like_an_md1_queue(busy):
     """With Poisson arrivals and a service time D = 1 s, the mean wait is busy · D / (2 (1 - busy))."""
     load = poisson(10_000, busy, 10, 1 + 4)
-    run = simulate(Linear(), Option(CHAIN, steady(4, 3)), load, ServingConfig("sync", 1, 10**6), prefill="beside")
+    run = simulate(
+        OneSecondRounds(), Option(CHAIN, steady(4, 3)), load, ServingConfig("sync", 1, 10**6), prefill="beside"
+    )
     assert run.e2e.mean() - 1 == pytest.approx(busy / (2 * (1 - busy)), rel=0.06)
 
 
 def test_one_place_waits_like_an_mg1_queue():
     """Random rounds S: mean wait λ E[S²] / (2 (1 - λ E[S])), Pollaczek and Khinchine's formula."""
     load = poisson(10_000, 0.1, 10, 1 + 12)
-    run = simulate(Linear(), Option(CHAIN, iid(0.7, 3)), load, ServingConfig("sync", 1, 10**6), prefill="beside")
+    run = simulate(
+        OneSecondRounds(), Option(CHAIN, iid(0.7, 3)), load, ServingConfig("sync", 1, 10**6), prefill="beside"
+    )
     rounds = run.rounds.astype(float)
     wait = 0.1 * (rounds**2).mean() / (2 * (1 - 0.1 * rounds.mean()))
     assert run.e2e.mean() - rounds.mean() == pytest.approx(wait, rel=0.06)
@@ -67,7 +64,7 @@ def test_one_place_waits_like_an_mg1_queue():
 
 def test_independent_acceptance_has_its_mean():
     """Over 1,000 requests of 400 tokens the accept length misses its mean by less than 5 standard errors."""
-    run = simulate(Linear(), OPTION, closed_loop(1000, 64, 10, 400), prefill="beside")
+    run = simulate(OneSecondRounds(), OPTION, closed_loop(1000, 64, 10, 400), prefill="beside")
     assert run.accept_length == pytest.approx(2.5, abs=5 * 1.2 / run.rounds.sum() ** 0.5)
 
 
@@ -79,7 +76,7 @@ def test_time_and_memory_grow_with_the_work():
     for count in (1024, 2048):  # accepted drafts are drawn for 1024 requests at once
         load = closed_loop(count, 64, 20, 256)
         tracemalloc.start()
-        steps.append(simulate(Linear(), OPTION, load, log=False).num_steps)
+        steps.append(simulate(OneSecondRounds(), OPTION, load, log=False).num_steps)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert steps[1] == pytest.approx(2 * steps[0], rel=0.1)
@@ -138,14 +135,9 @@ def test_a_request_needs_the_slots_of_its_largest_round(prompt, output):
     most = max(round_columns(np.arange(prompt, prompt + max(1, output - 1)), config))
     slots = int(-(-most // 8) * 8)
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("num_slots", slots - 8)):
-        simulate(Linear(), option, load, ServingConfig(num_slots=slots - 8))
-    run = simulate(Linear(), option, load, ServingConfig(num_slots=slots))
+        simulate(OneSecondRounds(), option, load, ServingConfig(num_slots=slots - 8))
+    run = simulate(OneSecondRounds(), option, load, ServingConfig(num_slots=slots))
     assert run.preemptions.sum() == 0
-
-
-def test_an_option_needs_acceptance_of_all_its_steps():
-    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("acceptance", 2)):
-        Option(CHAIN, iid(0.5, 2))
 
 
 @pytest.mark.parametrize("cached", [[1], [-1, 0], [10, 0], [0.5, 0.5]])
