@@ -98,3 +98,12 @@ def test_ranks_of_a_cpu_stay_as_they_are():
     ranks = RankGroup(0, 2, PhaseBoard())
     assert linked(ranks, torch.device("cpu")) is ranks
     assert linked(None, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("most_bytes", [16, 0])
+def test_ranks_are_linked_only_where_some_size_is_faster(most_bytes, monkeypatch):
+    ranks = RankGroup(0, 2, PhaseBoard())
+    monkeypatch.setattr(rank_links, "links", lambda size: Links(MEMORY, TIMES if most_bytes else TIMES[2:]))
+    group = linked(ranks, torch.device("cuda"))
+    assert (group is ranks) == (most_bytes == 0)
+    assert getattr(group, "most_bytes", 0) == most_bytes
