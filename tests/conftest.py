@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -183,7 +183,17 @@ def in_ranks() -> Callable[..., list[Any]]:
         pytest.skip("forked processes cannot use this one's GPU; `specsim diff --tensor-parallel 2` tests ranks there")
     from specsim.correctness.ranks import run_in_ranks
 
-    return run_in_ranks
+    return lambda work, size=2: run_in_ranks(partial(_guarded, work), size)
+
+
+def _guarded(work: Callable[[Any], Any], ranks: Any) -> Any:
+    """Fail in a rank's process too where a kernel accesses memory outside its tensors."""
+    from specsim.correctness.faults.checks.memory import guarded
+
+    with guarded() as guard:
+        answer = work(ranks)
+    assert guard.first is None, guard.first
+    return answer
 
 
 @pytest.fixture
