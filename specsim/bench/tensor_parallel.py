@@ -203,7 +203,7 @@ def _kernel_us(scene: Scene, ranks: RankGroup) -> dict[str, float]:
     from torch.profiler import ProfilerActivity, profile
 
     def profiled(rounds: int) -> Any:
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
             ranks.gather_objects(None)
             scene.rounds(rounds)
             torch.cuda.synchronize()

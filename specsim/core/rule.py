@@ -149,9 +149,14 @@ def checked(result: Any, tree: Tree, vocab_size: int, name: str = "result") -> A
     except InputError as error:
         raise InputError(name, f"the value {text_of(repr, result)[:200]}", error.allowed) from error
     pairs = list(pairwise(nodes))
-    is_path = nodes[:1] == [0] and all(0 < node < len(tree.parents) for node in nodes[1:])
-    if not is_path or any(tree.parents[child] != parent for parent, child in pairs):
-        raise InputError(name, f"the path {nodes}", "a path from the root, node 0, in which each node's parent is next")
+    if nodes[:1] != [0]:
+        raise InputError(name, f"the path {nodes}", "a path from the root on, node 0 of the argument tree")
+    for parent, child in pairs:
+        if not 0 < child < len(tree.parents) or tree.parents[child] != parent:
+            wrong = f"the path {nodes}, with node {child} after node {parent}"
+            children = list(tree.children(parent)) or "no children"
+            allowed = f"nodes that are children of the one before; node {parent} of the argument tree has {children}"
+            raise InputError(name, wrong, allowed)
     if len(pairs) > max(0, tree.depth_limit):
         raise InputError(name, f"a path of {len(pairs)} drafts", f"at most {tree.depth_limit}, tree.depth_limit")
     require(0 <= token < vocab_size, name, f"the bonus token {token}", f"a token id from 0 to {vocab_size - 1}")

@@ -221,8 +221,9 @@ def leave(*_):
     [
         (divide_by_zero, "uniforms[0] in (3/4, 1) it raises ZeroDivisionError"),
         (leave, "it raises SystemExit"),
-        (lambda *_: Accepted([0, 5], 0), "it returns the path [0, 5]"),
-        (lambda tree, *_: Accepted([0, 1, 2], 0), "it returns the path [0, 1, 2]"),
+        (lambda *_: Accepted([0, 5], 0), "it returns the path [0, 5], with node 5 after node 0"),
+        (lambda tree, *_: Accepted([0, 1, 2], 0), "node 1 of the argument tree has no children"),
+        (lambda tree, prob_NV, draft_prob_NV, uniforms, _: uniforms[9], "the argument uniforms has 2 entries for"),
         (lambda *_: Accepted([0], 2), "it returns the bonus token 2"),
         (lambda *_: None, "it returns the value None"),
         (lambda *_: "text", "it returns the value 'text'"),
@@ -233,6 +234,11 @@ def test_a_rule_without_a_result_is_refuted_in_a_sentence(accept, text):
     assert len(found.failures) == 1
     assert text in found.failures[0]
     assert found.not_certified == ()
+
+
+def test_a_rule_for_other_drafts_is_told_what_it_misread():
+    found = certify_rules([rule(lambda tree, prob_NV, draft_prob_NV, *_: draft_prob_NV[0], "best")])
+    assert "the argument draft_prob_NV is None for drafts best" in found.failures[0]
 
 
 def test_a_path_beyond_max_len_is_refuted():

@@ -157,11 +157,21 @@ def _with_floats(rule: AcceptanceRule, draw: Draw, box: Box, part: Fraction) -> 
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return _raised(error)
+        return _raised(error) + _misread(rule, error, len(_passed(rule, uniforms)))
     try:
         return checked(result, DraftedTree.of(draw).tree, len(draw.target_NV[0]))
     except InputError as error:
         return f"returns {error.value}; allowed: {error.allowed}"
+
+
+def _misread(rule: AcceptanceRule, error: BaseException, count: int) -> str:
+    """Name the argument that a rule for other drafts reads differently; "" for another error."""
+    if rule.drafts == "best" and isinstance(error, (TypeError, AttributeError)) and "None" in str(error):
+        return "; the argument draft_prob_NV is None for drafts best"
+    if isinstance(error, IndexError):
+        place = "node" if rule.drafts == "siblings" else "depth"
+        return f"; the argument uniforms has {count} entries for drafts {rule.drafts}, by the {place} of the parent"
+    return ""
 
 
 def _raised(error: BaseException) -> str:
