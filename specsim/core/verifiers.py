@@ -73,7 +73,11 @@ VERIFIER_KINDS: tuple[VerifierKind, ...] = (
         fast="specsim.fast.verifiers.typical:accept",
         oracle="specsim.reference.oracle_verify:typical",
         decisions="specsim.explorer.decisions:typical",
-        certificates=("specsim.correctness.exact.breakpoints:TYPICAL",),
+        certificates=(
+            "specsim.correctness.exact.breakpoints:TYPICAL",
+            "specsim.correctness.exact.breakpoints:TYPICAL_DELTA",
+            "specsim.correctness.exact.breakpoints:TYPICAL_EPSILON",
+        ),
         thresholds=("typical_epsilon", "typical_delta"),
         is_lossless=False,
     ),

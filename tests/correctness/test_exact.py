@@ -18,6 +18,7 @@ from specsim.core.uniforms import token_noise
 from specsim.correctness.exact import certify, implementations, race
 from specsim.correctness.exact import optimum as optimum_module
 from specsim.correctness.exact import verifier as verifier_module
+from specsim.correctness.exact.breakpoints import TYPICAL_DELTA, TYPICAL_EPSILON
 from specsim.correctness.exact.cases import (
     BRIDGED,
     CASES,
@@ -27,6 +28,7 @@ from specsim.correctness.exact.cases import (
     FAR,
     GIVEN_TREE,
     LANES,
+    NEAR_TREE,
     PAPER,
     Certain,
     ExactCase,
@@ -190,6 +192,38 @@ def is_certified(name: str, case: ExactCase) -> bool:
 
 @pytest.mark.parametrize(("name", "case", "text", "instead"), MUTANTS)
 def test_a_wrong_verifier_is_not_certified(name, case, text, instead, monkeypatch):
+    change_verifier(name, text, instead, monkeypatch)
+    assert not is_certified(name, case)
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("prob_NV[parent, token] > threshold_N[parent]", "prob_NV[parent, token] >= threshold_N[parent]"),
+        (".clamp(max=epsilon)", ".clamp(max=1.0)"),
+        ("(delta * (-entropy_N).exp())", "((-entropy_N).exp())"),
+        ("(-entropy_N).exp()", "entropy_N.exp()"),
+        ("prob_NV[parent, token] > threshold_N[parent]", "prob_NV[parent, token] > threshold_N[0]"),
+    ],
+)
+def test_a_threshold_that_is_read_wrongly_changes_a_lossy_rule(text, instead, monkeypatch):
+    names = TYPICAL_DELTA.name, TYPICAL_EPSILON.name
+    right = [distribution_of(name, NEAR_TREE).total_variation(NEAR_TREE) for name in names]
+    change_verifier("typical", text, instead, monkeypatch)
+    assert [distribution_of(name, NEAR_TREE).total_variation(NEAR_TREE) for name in names] != right
+
+
+def test_implementations_of_a_lossy_rule_that_differ_are_a_failure():
+    found = certify("typical")
+    row = found.rows[0]
+    other = replace(row, impl="fast", accepted=row.accepted - Fraction(1, 2))
+    text = f"typical on {row.case}: reference and fast accept differently"
+    assert replace(found, rows=(*found.rows, other)).failures == (text,)
+    assert replace(found, rows=(*found.rows, replace(row, impl="fast"))).failures == ()
+
+
+def change_verifier(name: str, text: str, instead: str, monkeypatch) -> None:
+    """Replace a part of a reference verifier's code."""
     source = inspect.getsource(acceptance)
     function = inspect.getsource(getattr(acceptance, name))
     part = function if text in function else source
@@ -198,7 +232,6 @@ def test_a_wrong_verifier_is_not_certified(name, case, text, instead, monkeypatc
     monkeypatch.setitem(sys.modules, changed.__name__, changed)
     exec(source.replace(part, part.replace(text, instead)), changed.__dict__)
     monkeypatch.setattr(acceptance, name, getattr(changed, name))
-    assert not is_certified(name, case)
 
 
 HALF = regions([Fraction(1, 2)])

@@ -133,6 +133,16 @@ HALF_ACC = target_only(_ONE, _HALF)
 HALF_SINGLE = target_only(_HALF, _ONE)
 _OF_MEDUSA = (Fraction(9, 100), Fraction(3, 10))
 TYPICAL = of_kind("typical", no_uniforms, inverse_cdf(bonus_whole), *_OF_MEDUSA)
+
+
+def _typical_near(epsilon: Fraction, delta: Fraction) -> Verifier:
+    """Describe typical acceptance whose thresholds decide on drafts of NEAR_TREE."""
+    label = f"typical, epsilon {float(epsilon):g}, delta {float(delta):g}"
+    return of_kind("typical", no_uniforms, inverse_cdf(bonus_whole), epsilon, delta, label=label)
+
+
+TYPICAL_DELTA = _typical_near(Fraction(1, 4), Fraction(3, 4))  # some pass by delta; one has epsilon, and does not
+TYPICAL_EPSILON = _typical_near(Fraction(1, 8), _ONE)  # some pass by epsilon
 REJECTION = of_kind("rejection", uniforms_rejection, inverse_cdf(bonus_rejection))
 BLOCK = of_kind("block", uniforms_block, inverse_cdf(bonus_block))
 MULTI_ROUND = of_kind("multi_round", uniforms_multi_round, inverse_cdf(bonus_multi_round))

@@ -178,6 +178,8 @@ GIVEN_CHAIN = ExactCase("4 tokens, a given chain of 3 drafts", _TARGET4, _DRAFT4
 GIVEN_TREE = ExactCase(
     "4 tokens, a given tree of 6 drafts", _TARGET4, _DRAFT4, (-1, 0, 0, 1, 1, 2, 2), (3, 0, 3, 1, 0, 3)
 )
+# Under the first token the draft has a probability of exactly 1/4; under the second a distribution of more entropy.
+NEAR_TREE = ExactCase("4 tokens, a given tree of 4 drafts", _TARGET4, _DRAFT4, (-1, 0, 0, 1, 2), (0, 1, 1, 3))
 
 # max_len ends every path after one draft; its bonus token is drawn from p, not from the residual.
 CUT_CHAIN = replace(PAPER, name=f"{PAPER.name}, 1 within max_len", depth_limit=1)
@@ -188,7 +190,7 @@ STOPPED_CHAIN = replace(PAPER, name=f"{PAPER.name}, none behind one token", stop
 STOPPED_LANES = replace(LANES, name=f"{LANES.name}, none behind one token", stops=(1,))
 
 CASES = {
-    "best": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE),
+    "best": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE, NEAR_TREE),
     "sampled": (PAPER, CHAIN, BRIDGED, CUT_CHAIN, STOPPED_CHAIN),
     "one": (ONE,),
     "siblings": (PAIR, LANES, SQUARE, CUT_CHAIN, STOPPED_LANES),

@@ -1,6 +1,6 @@
 """Certificates, counterexamples to acceptance rules, and their printed form."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Self
@@ -161,7 +161,8 @@ class Certificates:
         """List broken promises, in words."""
         broken = (row for row in self.rows if not row.is_as_promised)
         empty = () if self.rows or self.inconsistent or self.not_certified else ("no case was run",)
-        return (*(f"{row.verifier} ({row.impl}) on {row.case}" for row in broken), *self.inconsistent, *empty)
+        broken_promises = (f"{row.verifier} ({row.impl}) on {row.case}" for row in broken)
+        return (*broken_promises, *self.inconsistent, *_differing(self.rows), *empty)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -198,6 +199,15 @@ class Certificates:
             console.print()
         if self.rows or self.failures:
             paragraph(console, _verdict(self))
+
+
+def _differing(rows: Sequence[Certificate]) -> Iterator[str]:
+    """Name the lossy verifiers, which promise no distribution, whose implementations accept differently on a case."""
+    first: dict[tuple[str, str], Certificate] = {}
+    for row in rows:
+        other = first.setdefault((row.verifier, row.case), row)
+        if row.promise == "lossy" and (row.total_variation, row.accepted) != (other.total_variation, other.accepted):
+            yield f"{row.verifier} on {row.case}: {other.impl} and {row.impl} accept differently"
 
 
 def _refuted(rows: Sequence[Certificate]) -> list[Certificate]:

@@ -169,8 +169,8 @@ def _misread(rule: AcceptanceRule, error: BaseException, count: int) -> str:
     if rule.drafts == "best" and isinstance(error, (TypeError, AttributeError)) and "None" in str(error):
         return "; the argument draft_prob_NV is None for drafts best"
     if isinstance(error, IndexError):
-        place = "node" if rule.drafts == "siblings" else "depth"
-        return f"; the argument uniforms has {count} entries for drafts {rule.drafts}, by the {place} of the parent"
+        unit = "node" if rule.drafts == "siblings" else "depth"
+        return f"; the argument uniforms has {count} entries for drafts {rule.drafts}, by the {unit} of the parent"
     return ""
 
 
