@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specsim.core.errors import printable
+from specsim.core.errors import printable, round_name
 from specsim.core.verifiers import DEFAULT_VERIFIER
 
 WIDTH = 100
@@ -193,7 +193,7 @@ def coloured(output: Any, decode: Callable[[Sequence[int]], str]) -> str:
     for number, count in enumerate(counts):
         tokens = texts[first : first + count]
         first += count
-        name = f"round {number - 1}" if number else "prefill"
+        name = round_name(number)
         style = f"background:{_TINTS[number % 2]}" if number else "text-decoration:underline"
         body = "".join(f"<u>{escape(text)}</u>" if at == count - 1 else escape(text) for at, text in enumerate(tokens))
         if tokens:

@@ -87,7 +87,7 @@ class NotFinite(InputError):
         self.request_id = request_id
         self.round_number = round_number  # from 1; 0 is the prefill
         self.part = part  # first part of the model whose output is not finite; None: not located
-        when = f"round {round_number}" if round_number else "prefill"
+        when = round_name(round_number)
         where = f"the {model}" if part is None else f"{part} of the {model}"
         self.args = (
             f"request {request_id}, {when}: {where} computes numbers that are not finite in {dtype}; {advice}",
@@ -95,6 +95,11 @@ class NotFinite(InputError):
 
     def __reduce__(self) -> Any:
         return type(self), (self.model, self.dtype, self.request_id, self.round_number, self.part)
+
+
+def round_name(number: int) -> str:
+    """Name a round in texts, which count rounds from 0; number: from 1, and 0 for the prefill."""
+    return f"round {number - 1}" if number else "prefill"
 
 
 def require(condition: object, name: str, value: object, allowed: str) -> None:

@@ -128,7 +128,7 @@ def _drawn(side: Noted, name: str, lockstep: Lockstep, notes: list[str]) -> dict
     except Exception as error:  # states of a wrong implementation may be of any kind
         notes.append(f"The round of {name} is not drawn ({type(error).__name__}: {error}).")
         return None
-    return {"index": recorded_round.index, "requests": requests}
+    return {"index": recorded_round.index - 1, "requests": requests}
 
 
 def _head(cell: Cell, pair: Pair, reference: Noted, impl: str, lockstep: Lockstep) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class RequestRound(TypedDict):
 class BatchRound(TypedDict):
     """One round of the batch."""
 
-    index: int  # number of the round, from 0 after the prefill; of diff from 1
+    index: int  # number of the round, from 0 after the prefill
     requests: list[RequestRound]  # requests that take part
 
 

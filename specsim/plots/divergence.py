@@ -3,6 +3,7 @@
 from textwrap import wrap
 
 from specsim.core.arguments import check_arguments
+from specsim.core.errors import round_name
 from specsim.correctness.differential.result import Divergence
 from specsim.plots.sheet import (
     ACCEPTED,
@@ -47,7 +48,7 @@ def divergence(difference: Divergence) -> Picture:
         draw_text(axes, 1.2 + 2.1 * column, 0.62, phase.replace("_", "-"), 7.5)
     for row, number in enumerate(rounds):
         y = top + row * height
-        draw_text(axes, 0.2, y + height / 2, f"round {number}" if number else "start", 7.5)
+        draw_text(axes, 0.2, y + height / 2, round_name(number) if number else "start", 7.5)
         for column, phase in enumerate(PHASES):
             if (phase == "prefill") != (number == 0):
                 continue

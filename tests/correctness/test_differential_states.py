@@ -178,7 +178,7 @@ def test_faults_of_meaning_are_named(check_spoiled, cell, phase, spoil, field):
 def test_a_divergence_is_printed_in_full(check_spoiled):
     first = check_spoiled(CELL, "draft", first_entry("positions")).first_divergence
     assert (first.round, first.request, first.node) == (1, 0, 0)
-    assert str(first) == f"{CELL.id}: round 1, draft, request 0, entry 0: positions is 8, the reference has 7"
+    assert str(first) == f"{CELL.id}: round 0, draft, request 0, entry 0: positions is 8, the reference has 7"
 
 
 @pytest.mark.parametrize(

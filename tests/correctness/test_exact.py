@@ -213,7 +213,7 @@ def test_a_threshold_that_is_read_wrongly_changes_a_lossy_rule(text, instead, mo
     assert [distribution_of(name, NEAR_TREE).total_variation(NEAR_TREE) for name in names] != right
 
 
-def test_implementations_of_a_lossy_rule_that_differ_are_a_failure():
+def test_implementations_of_a_lossy_rule_have_to_agree():
     found = certify("typical")
     row = found.rows[0]
     other = replace(row, impl="fast", accepted=row.accepted - Fraction(1, 2))

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specsim.core.errors import require
+from specsim.core.errors import require, round_name
 from specsim.core.json_schema import read_record, schema_name
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Divergence:
     """A difference that rounding does not explain."""
 
     cell: str  # name of the cell
-    round: int  # number of the round
+    round: int  # number of the round, from 1; 0 is the prefill
     phase: str  # prefill, draft, verify or draft_extend
     request: int | None  # place in the batch, None where a whole state is wrong
     node: int | None  # first wrong entry of the field (a node, candidate, column or row), None for none
@@ -33,8 +33,8 @@ class Divergence:
 
     @property
     def location(self) -> str:
-        """Round, phase, and where they are known, request and entry."""
-        location = f"round {self.round}, {self.phase}"
+        """Round, counted from 0, and phase, and where they are known, request and entry."""
+        location = f"{round_name(self.round)}, {self.phase}" if self.round else self.phase
         location += "" if self.request is None else f", request {self.request}"
         return location + ("" if self.node is None else f", entry {self.node}")
 

@@ -210,7 +210,7 @@ class Explorer {
       "div",
       { class: "mismatch", role: "note" },
       make("strong", {}, `First difference: ${found.field}${entry}`),
-      make("span", {}, ` (round ${found.round}, ${found.phase}${request}) `),
+      make("span", {}, ` (${found.round ? `round ${found.round - 1}, ` : ""}${found.phase}${request}) `),
       make("span", { class: "reference" }, `reference: ${escapeInvisible(found.reference)}`),
       make("span", { class: "other" }, `${found.impl}: ${escapeInvisible(found.other)}`),
       make("span", { class: "cell" }, found.cell),
@@ -358,7 +358,7 @@ class Explorer {
       const rank = (lanes[level - 2] ?? []).indexOf(parent);
       const rows = places.filter((place) => candidates.parents[place] === parent).map((place) => this.candidate(recorded, place, best, going.indexOf(place)));
       const before = parent < 0 ? [recorded.nodes.tokens[0]] : this.candidatePath(candidates, parent);
-      const name = `${rank >= 0 ? `lane ${rank + 1}, ` : ""}after`;
+      const name = `${rank >= 0 ? `lane ${rank}, ` : ""}after`;
       return make("div", { class: "card", role: "group" }, make("h5", {}, `${name} `, make("bdi", {}, before.map((id) => this.token(id)).join(" "))), rows);
     });
     const explicit = ["lookup", "block"].includes(recorded.draft_kind) ? "score: the drafter's, for the path" : "first number: the drafter's probability of the token; second: score of the path";
@@ -383,7 +383,7 @@ class Explorer {
     const { candidates } = recorded;
     const node = candidates.nodes[place];
     const marks = `${lane >= 0 ? "▸" : ""}${node >= 0 ? "●" : ""}`;
-    const says = `${lane >= 0 ? `goes on as lane ${lane + 1}. ` : ""}${node >= 0 ? `node ${node} of the tree` : "not in the tree"}`;
+    const says = `${lane >= 0 ? `goes on as lane ${lane}. ` : ""}${node >= 0 ? `node ${node} of the tree` : "not in the tree"}`;
     const prob = candidates.probs[place];
     return make(
       "div",

@@ -203,7 +203,7 @@ def _compare_notes(expected: Notes, notes: Notes, allowed: float, findings: dict
         actual = notes[request_id, num_rounds]
         for name in right:
             if values := _first_wrong(right[name], actual[name], allowed):
-                location = f"request {request_id}, round {num_rounds + 1}, {name}"
+                location = f"request {request_id}, round {num_rounds}, {name}"
                 field_name = name.partition(",")[0]
                 findings.setdefault(field_name, FaultFinding(field_name, location, *values))
 

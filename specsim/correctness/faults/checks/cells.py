@@ -60,9 +60,7 @@ def compare_ranks(setting: dict[str, Any], device: str) -> list[FaultFinding]:
     first = next(filter(None, run_in_ranks(partial(_compare, cell(setting), shares, device), NUM_RANKS)), None)
     if first is None:
         return []
-    location = f"round {first.round}, {first.phase}"
-    location += "" if first.request is None else f", request {first.request}"
-    return [FaultFinding(first.field, location, first.reference, first.fast)]
+    return [FaultFinding(first.field, first.location, first.reference, first.fast)]
 
 
 def _compare(case: Cell, shares: Shares, device: str, _: RankGroup) -> Divergence | None:
