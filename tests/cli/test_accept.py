@@ -39,7 +39,7 @@ def test_a_pair_is_recorded(call, record, tmp_path):
 def test_a_field_of_the_head_can_be_given(call, tmp_path):
     field = "--draft-field", "norm_before_residual=true"
     assert call(*PAIR, *field, "--json", str(tmp_path / "other.json"))[0] == 0
-    assert json.loads((tmp_path / "other.json").read_text())["source"].endswith(" ".join(field))
+    assert " ".join(field) in json.loads((tmp_path / "other.json").read_text())["source"]
     assert "draft_fields is 'no'" in call(*PAIR, "--draft-field", "no=1")[2]
 
 
