@@ -77,8 +77,8 @@ CASES = (
     Case("dflash", None, {"method": "dflash"}, "differs", KEY_NORM),
     Case("dflash", "speculators", {"method": "dflash"}, "differs", KEY_NORM),
     Case("dspark", None, {"method": "dspark"}, "refused", "The CPU backend's model runner has no DSpark."),
-    Case("eagle", None, {"method": "eagle"}, "refused", "Heads with `fc.bias`, as EAGLE-1's, are not read."),
-    Case("mtp", None, {"method": "mtp"}, "refused", "MTP modules of Llama layers are not read."),
+    Case("eagle", None, {"method": "eagle"}, "refused", "It reads neither this architecture name nor `fc.bias`."),
+    Case("mtp", None, {"method": "mtp"}, "refused", "It has no MTP modules of Llama layers."),
     Case("suffix", None, {"method": "suffix"}, "refused", "It needs a package of its own, arctic-inference."),
 )
 
