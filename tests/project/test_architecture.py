@@ -20,8 +20,8 @@ IMPLEMENTATIONS = ("reference", "fast")
 PACKAGE_FOLDERS = {"specsim": ROOT / "specsim"} | {f"specsim.{name}": ROOT / name for name in IMPLEMENTATIONS}
 TOP_FOLDERS = {"specsim", "reference", "fast", "notebooks", "tests", "papers"}
 TEST_FOLDERS = set(
-    "acceptance bench cli core correctness course engines explorer fast maintain models operations plots project serving "
-    "simulator training".split()
+    "acceptance bench cli core correctness course engines explorer fast maintain models operations plots project "
+    "serving simulator training".split()
 )
 VAGUE_NAMES = {"utils", "common", "helpers", "base", "manager", "factory", "registry"}
 # In two parts each, since this file is read as well.
