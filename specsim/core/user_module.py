@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.abc import SourceLoader
 from importlib.machinery import PathFinder
+from os import _exit as end_process
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -64,8 +65,10 @@ def time_limit() -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def _raise_exit(status: int) -> NoReturn:
-    """Take the place of os._exit, which would end a command with the status of one that is done."""
+def _raise_exit(process: int, status: int) -> NoReturn:
+    """Take the place of os._exit, which would end a command with the status of one that is done; forks still end."""
+    if os.getpid() != process:
+        end_process(status)
     raise SystemExit(status)
 
 
@@ -92,7 +95,7 @@ def load_module(name: str) -> ModuleType:
 
     A file is executed once, and again when it has changed. InputError for a module that cannot be imported.
     """
-    os._exit = _raise_exit
+    os._exit = partial(_raise_exit, os.getpid())
     allowed = "a module that Python can import, or a .py file"
     if name.endswith(".py") and not Path(name).is_file():
         raise InputError("module", name, f"{allowed} (there is no such file)")

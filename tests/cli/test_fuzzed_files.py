@@ -348,7 +348,7 @@ def test_a_changed_file_is_read_or_refused_in_one_sentence(name, file, tmp_path,
         said = _refusal(use, path)
         refused += bool(said)
         assert not WORDS_OF_PYTHON.search(said), (text, said)
-    assert 0 < refused < count
+    assert 0 < refused < max(count, 51)  # 50 changes may miss all that are harmless
 
 
 def _refusal(use: Callable[[Path], object], path: Path) -> str:

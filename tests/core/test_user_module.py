@@ -64,6 +64,19 @@ def test_what_a_rule_raises_names_the_place_in_its_file(file, body, monkeypatch)
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)  # as from a worker process
 
 
+def test_a_fork_ends_where_it_is_told_to(tmp_path):
+    """As forks of multiprocessing do, in a process that has loaded code of a user."""
+    (tmp_path / "mine.py").write_text("")
+    code = (
+        "import os; from specsim.core.user_module import load_module; load_module('mine.py')\n"
+        "try: process = os.fork() or os._exit(3)\n"
+        "except SystemExit: print('goes on')\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
 @pytest.mark.parametrize("body", [body for body in RAISED if "while" not in body])
 def test_an_object_that_cannot_be_made_is_bad_input(file, body):
     with pytest.raises(InputError, check=lambda error: error.name == "drafter" and RAISED[body] in error.allowed):

@@ -81,7 +81,7 @@ class Unused:
         ({"acceptance": SyntheticAcceptance((0.5, 0.5, 0.5))}, ("grammars", 1)),
         ({"config": SpecConfig(threshold_single=0.0)}, ("threshold_single", 0.0)),
         ({"grammars": [Unused(6), Unused(6)]}, ("grammars", "2 values")),
-        ({"grammars": "a+"}, ("grammars", "2 values")),
+        ({"grammars": "a+"}, ("grammars", "a+")),
     ],
 )
 def test_settings_that_a_grammar_excludes_are_refused(change, field):
