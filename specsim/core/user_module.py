@@ -66,7 +66,7 @@ def time_limit() -> Iterator[None]:
 
 
 def _raise_exit(process: int, status: int) -> NoReturn:
-    """Take the place of os._exit, which would end a command with the status of one that is done; forks still end."""
+    """Raise an error in place of os._exit, which ends a command as if it were done; end a fork."""
     if os.getpid() != process:
         end_process(status)
     raise SystemExit(status)

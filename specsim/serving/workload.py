@@ -80,7 +80,7 @@ def read_file(path: Path | str) -> str:
 def _request(line: str, index: int, pair: Pair, earlier: dict[int, Request]) -> Request:
     values = _parse(line)
     request_id = values.get("id", index)
-    if type(request_id) is int and request_id in earlier:
+    if type(request_id) is not int or request_id in earlier:
         raise InputError("id", request_id, "an integer of no earlier line")
     continues = values.get("continues")
     if continues is not None and (type(continues) is not int or continues not in earlier):

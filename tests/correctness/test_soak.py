@@ -547,8 +547,8 @@ def test_wrong_experts_are_a_difference(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "named_as"),
     [
-        ({"num_requests": 0}, "requests"),
-        ({"num_requests": 2.5}, "requests"),
+        ({"num_requests": 0}, "num_requests"),
+        ({"num_requests": 2.5}, "num_requests"),
         ({"seed": -1}, "seed"),
         ({"jobs": 0}, "jobs"),
         ({"impl": "slow"}, "impl"),

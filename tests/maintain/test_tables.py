@@ -58,6 +58,7 @@ def test_pages_show_the_results_that_are_kept():
     """All but a page of fits, which differ in late digits between machines: test_held_out_tables."""
     paths = [path for path in tables.pages() if "papers" not in path.relative_to(ROOT).parts]
     pages = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    del pages["engines.md"]  # whose table a run of the engines writes: make engines-table
     assert sorted(name for page in pages.values() for name in regions(page)) == sorted(REGIONS)
     del pages["held-out.md"]
     stale_pages = [

@@ -95,5 +95,5 @@ def test_both_conventions_of_layer_ids_name_the_same_states():
 
 
 def test_next_step_reads_the_hidden_before_its_norm():
-    logits, hidden = read_out(torch.tensor([2.0]), lambda x: x / 2, lambda x: 10 * x)
+    logits, hidden = read_out(torch.full((1, 1, 1), 2.0), lambda x: x / 2, lambda x: 10 * x)
     assert (logits.item(), hidden.item()) == (10.0, 2.0)

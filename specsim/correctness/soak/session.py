@@ -20,7 +20,7 @@ from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.display import figure, paragraph, print_table
 from specsim.core.engine_options import check_device
-from specsim.core.errors import InputError, require_int
+from specsim.core.errors import InputError
 from specsim.core.limits import JobCount, RequestCount, Seed
 from specsim.core.provenance import now, versions
 from specsim.core.verifiers import VERIFIERS
@@ -30,6 +30,7 @@ from specsim.correctness.differential.implementation import ALONE, Shares
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, drafted_name, required, verified_name
 from specsim.correctness.soak.programs import KINDS, draw
+from specsim.correctness.soak.programs import named as program_named
 from specsim.correctness.soak.trial import Adaptive, ProgramResult, check_named, options_of
 from specsim.serving.generation import load_engine
 
@@ -175,8 +176,6 @@ def soak(
     together, one process each, on programs whose models ranks can share. adaptive: a policy that switches settings
     between rounds; policy_name: its name or file in the command.
     """
-    for name, value, least in (("requests", num_requests, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
-        require_int(name, value, least)
     if jobs > 1 and shares.tensor_parallel > 1:
         raise InputError("jobs", jobs, "1 with tensor_parallel, whose ranks are processes already")
     options = replace(options_of(impl, device, graph), **shares._asdict())
@@ -184,7 +183,7 @@ def soak(
     load_engine(make_pair("eagle-llama"), SpecConfig(), options)  # raises InputError for what cannot serve here
     date = now()
     start = time.perf_counter()
-    names = list(_names(num_requests, seed, shares)) if program is None else [program]
+    names = list(_names(num_requests, seed, shares)) if program is None else [program_named(program).name]
     results = {}
     with tqdm(total=len(names), unit="program", disable=None if progress else True) as bar:
         check = partial(check_named, options=options, adaptive=adaptive)
