@@ -64,7 +64,7 @@ class Case:
 
 EAGLE3 = {"method": "eagle3"}
 PARALLEL = {"method": "eagle3", "parallel_drafting": True}
-KEY_NORM = "The engine's CPU backend normalises the context keys of all layers with layer 0's weights."
+KEY_NORM = "The engine's CPU backend drafts as if layer 0's key norm served the context keys of all layers."
 CASES = (
     Case("eagle3", None, EAGLE3),
     Case("eagle3", "eagle", EAGLE3),
