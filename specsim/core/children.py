@@ -228,11 +228,15 @@ def end_after(wait: Callable[[], object], folder: Path | None = None) -> None:
     Thread(target=_end_after, args=(wait, folder), daemon=True).start()
 
 
+# For 3 seconds: a process that is still starting may write bytecode into it meanwhile.
+_REMOVE = 'for turn in 1 2 3 4 5 6; do rm -rf -- "$0" 2>/dev/null; sleep 0.5; done'
+
+
 def _end_after(wait: Callable[[], object], folder: Path | None) -> None:
     wait()
     try:
         if folder is not None:
-            os.execlp("rm", "rm", "-rf", str(folder))  # in place of this process, whose threads would fill it again
+            os.execlp("sh", "sh", "-c", _REMOVE, str(folder))  # in place of this process, which would fill it again
     finally:
         _exit(1)
 

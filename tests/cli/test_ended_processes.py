@@ -106,7 +106,6 @@ def start(tmp_path) -> Iterator[Callable[[str], subprocess.Popen]]:
     "sweep terminated",
     "diff worker killed",
     "faults interrupted",
-    "faults killed",
     "generate killed",
 )
 @pytest.mark.parametrize(("command", "how"), CASES)
