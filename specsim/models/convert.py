@@ -46,12 +46,13 @@ def convert(
     require_choice("layout", layout, _layouts())
     require(not folder.exists(), "to", str(folder), "a folder that does not exist yet")
     require(folder.absolute().parent.is_dir(), "to", str(folder), "a new folder in a folder that exists")
-    model = read_target_config(locate("target", target))
+    target_folder = locate("target", target)
+    model = read_target_config(target_folder)
     head = load_drafter(draft, model, draft_fields)
     fields = head_fields(head.config, layout)
     if layout == "speculators":
         fields["dtype"] = str(head.tensors["fc.weight"].dtype).removeprefix("torch.")
-        fields["speculators_config"]["verifier"] = _verifier(target)
+        fields["speculators_config"]["verifier"] = _verifier(target, target_folder)
     part = folder.with_name(f".{folder.name}-{token_hex(8)}")
     try:
         part.mkdir()
@@ -83,13 +84,12 @@ def head_tensors(checkpoint: DrafterCheckpoint, layout: str) -> dict[str, torch.
     return dict(_writer(checkpoint.config).tensors(checkpoint.tensors, layout))
 
 
-def _verifier(target: str | Path) -> dict[str, Any]:
+def _verifier(target: str | Path, folder: Path) -> dict[str, Any]:
     """Name a target as readers of the speculators layout look for it: a hub id, or a folder's absolute path."""
-    folder = local_folder("target", target)
-    config = read_json(locate("target", target) / "config.json")
+    is_local = local_folder("target", target) is not None
     return {
-        "name_or_path": str(target if folder is None else folder.absolute()),
-        "architectures": config.get("architectures", []),
+        "name_or_path": str(folder.absolute() if is_local else target),
+        "architectures": read_json(folder / "config.json").get("architectures", []),
     }
 
 
