@@ -54,7 +54,7 @@ _ALLOWED = {
 }
 
 
-def read_record(kind: type[_Record], value: Any, name: str) -> _Record:
+def read_dataclass(kind: type[_Record], value: Any, name: str) -> _Record:
     """Make a dataclass of a JSON object with exactly its fields.
 
     Texts, counts, figures of at least 0, truth values, arrays of them, objects of counts and other dataclasses are
@@ -74,7 +74,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         (kind,) = (member for member in get_args(kind) if member is not type(None))
         return None if value is None else _read(kind, value, name)
     if is_dataclass(kind):
-        return read_record(kind, value, name)  # pyright: ignore[reportArgumentType] - a class
+        return read_dataclass(kind, value, name)  # pyright: ignore[reportArgumentType] - a class
     if hasattr(kind, "_fields"):  # a NamedTuple
         kinds = list(get_type_hints(kind).values())
         is_row = isinstance(value, (list, tuple)) and len(value) == len(kinds)

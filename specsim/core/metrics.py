@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from specsim.core.arguments import check_arguments
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.limits import NonNegativeNumber, StepCount
 
 LOOP_SHARE = 0.5
@@ -95,18 +95,19 @@ class Latency:
     e2e_seconds: float
 
 
+@check_arguments
 def latency(arrived: tuple[int, float] | None, emissions: Sequence[tuple[int, float, int]]) -> Latency:
     """Compute the latency of a request from its arrival (step, seconds) and its deliveries (step, seconds, tokens).
 
-    arrived is None for a request that never arrived. Raises ValueError for deliveries without tokens or out of order.
+    arrived is None for a request that never arrived. Raises InputError for deliveries without tokens or out of order.
     """
     nan = float("nan")
     if arrived is None or not emissions:
         return Latency(*[nan] * 8)
     times = [tuple(arrived), *((step, seconds) for step, seconds, _ in emissions)]
     in_order = all(before[axis] <= after[axis] for before, after in pairwise(times) for axis in (0, 1))
-    if not in_order or min(tokens for *_, tokens in emissions) < 1:
-        raise ValueError(f"deliveries follow the arrival in order, each of at least one token, got {emissions}")
+    has_tokens = min(tokens for *_, tokens in emissions) >= 1
+    require(in_order and has_tokens, "emissions", emissions, "deliveries after the arrival, in order, each with tokens")
     (first_step, first_seconds) = times[1]
     (last_step, last_seconds) = times[-1]
     steps = last_step - first_step

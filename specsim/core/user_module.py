@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from specsim.core.errors import InputError, require, text_of
 
-CALL_SECONDS = 60  # limit of one call
+CALL_SECONDS = 60  # limit of one call, and of an import
 _LOADERS = ("specsim", "importlib", "transformers")  # packages whose frames lie between a boundary and the user's code
 
 
@@ -99,7 +99,7 @@ def load_module(name: str) -> ModuleType:
     allowed = "a module that Python can import, or a .py file"
     if name.endswith(".py") and not Path(name).is_file():
         raise InputError("module", name, f"{allowed} (there is no such file)")
-    with user_code("module", name, allowed):
+    with user_code("module", name, allowed), time_limit():
         here = str(Path.cwd())
         if not name.endswith(".py"):
             _require_one(name.partition(".")[0], here)
@@ -146,7 +146,7 @@ def load_object(path: str, field: str, allowed: str) -> Any:
     """
     before, _, name = path.rpartition(":")
     module = load_module(before)
-    with user_code(field, path, allowed):
+    with user_code(field, path, allowed), time_limit():
         loaded = getattr(module, name, module)
         loaded = loaded() if isinstance(loaded, type) else loaded
     require(loaded is not module, field, path, f"{allowed} ({before} has no {name})")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from specsim.core.errors import InputError
 from specsim.core.files import write_whole
-from specsim.core.json_schema import read_record
+from specsim.core.json_schema import read_dataclass
 
 if TYPE_CHECKING:
     import pandas
@@ -181,7 +181,7 @@ class Trace:
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """Read a value of to_json, or raise InputError."""
-        return read_record(cls, value, "trace")
+        return read_dataclass(cls, value, "trace")
 
     def to_parquet(self) -> bytes:
         """Encode the events as a Parquet file."""

@@ -33,6 +33,7 @@ class DraftedRounds:
     uniforms: np.ndarray  # f64 [B] in [0, 1), named by request and position
 
 
+@runtime_checkable
 class DraftAcceptance(Protocol):
     """Number of accepted drafts, round by round."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specsim import InputError
-from specsim.core.json_schema import read_record
+from specsim.core.json_schema import read_dataclass
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ RECORD = Outer(3, 0.5, {"draft": 1}, Inner("a", [None]))
 
 @pytest.mark.parametrize("record", [RECORD, Outer(0, 2)])
 def test_a_record_survives_json(record):
-    assert read_record(Outer, json.loads(json.dumps(asdict(record))), "r") == record
+    assert read_dataclass(Outer, json.loads(json.dumps(asdict(record))), "r") == record
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_a_field_of_another_type_is_named(name, value):
         target = target[key]
     target[last] = value
     with pytest.raises(InputError, check=lambda error: error.name == name):
-        read_record(Outer, changed, "r")
+        read_dataclass(Outer, changed, "r")
 
 
 @pytest.mark.parametrize("value", [None, [], {}, asdict(RECORD) | {"more": 1}, {"count": 3}])
 def test_missing_and_unknown_fields_are_refused(value):
     with pytest.raises(InputError, check=lambda error: error.name == "r"):
-        read_record(Outer, value, "r")
+        read_dataclass(Outer, value, "r")

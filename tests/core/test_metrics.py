@@ -161,11 +161,11 @@ def test_a_request_that_was_never_answered_has_no_latency(arrived, emissions):
 
 @pytest.mark.parametrize(
     "emissions",
-    [[(0, 2.0, 1)], [(1, 0.5, 1)], [(2, 2.0, 1), (1, 3.0, 1)], [(2, 2.0, 1), (3, 1.5, 1)], [(2, 2.0, 1), (3, 3.0, 0)]],
-    ids=["step before arrival", "time before arrival", "steps fall", "seconds fall", "no token"],
+    [[(0, 2.0, 1)], [(1, 0.5, 1)], *([(2, 2.0, 1), second] for second in ((1, 3.0, 1), (3, 1.5, 1), (3, 3.0, 0))), [3]],
+    ids=["step before arrival", "time before arrival", "steps fall", "seconds fall", "no token", "no delivery"],
 )
 def test_deliveries_out_of_order_or_empty_are_refused(emissions):
-    with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
+    with pytest.raises(InputError, check=lambda error: error.name == "emissions"):
         latency((1, 1.0), emissions)
 
 

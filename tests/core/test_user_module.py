@@ -77,10 +77,19 @@ def test_a_fork_ends_where_it_is_told_to(tmp_path):
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
-@pytest.mark.parametrize("body", [body for body in RAISED if "while" not in body])
-def test_an_object_that_cannot_be_made_is_bad_input(file, body):
+@pytest.mark.parametrize("body", RAISED)
+def test_an_object_that_cannot_be_made_is_bad_input(file, body, monkeypatch):
+    import torch  # noqa: F401 - which the file imports, within the limit
+
+    monkeypatch.setattr(user_module, "CALL_SECONDS", 0.2)
     with pytest.raises(InputError, check=lambda error: error.name == "drafter" and RAISED[body] in error.allowed):
         load_object(f"{file(RULE.format(body))}:Object", "drafter", "")
+
+
+def test_a_module_whose_import_does_not_end_is_bad_input(file, monkeypatch):
+    monkeypatch.setattr(user_module, "CALL_SECONDS", 0.2)
+    with pytest.raises(InputError, check=lambda error: "CallTimeout: no result within 0.2 s" in error.allowed):
+        load_module(file("while True: pass"))
 
 
 def test_a_module_that_exits_when_read_is_bad_input(file):

@@ -50,6 +50,7 @@ def test_rope_spellings(fields: dict[str, Any], theta: float, scaling: dict[str,
     ("family", "fields", "expected"),
     [
         ("llama", {"sliding_window": 5}, (None,) * 4),
+        ("llama", {"sliding_window": 5, "layer_types": ["full_attention"] * 4}, (None,) * 4),
         ("mistral", {"sliding_window": 5}, (5, 5, 5, 5)),
         ("mistral", {"sliding_window": None}, (None,) * 4),
         ("mistral", {}, (4096,) * 4),
@@ -200,6 +201,8 @@ def test_norms_of_eagle3_1(name: str, published):
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config", {"quant_method": "fp8"}),
         ("llama", {"eos_token_id": "</s>"}, "eos_token_id", "</s>"),
         ("qwen3", {"layer_types": ["full_attention"]}, "layer_types", ["full_attention"]),
+        ("llama", {"sliding_window": 5, "layer_types": ["sliding_attention"] * 4}, "layer_types", ...),
+        ("llama", {"layer_types": 4}, "layer_types", 4),
         ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "use_sliding_window", "missing"),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": -1}, "max_window_layers", -1),
         ("mistral", {"sliding_window": 0}, "sliding_window", 0),
@@ -343,7 +346,11 @@ def test_sizes_of_no_experts_are_not_read(published):
         ("gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ("qwen3_moe", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
         ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
-        ("gpt_oss", {"layer_types": ["chunked_attention"] * 4}, "layer_types"),
+        *(
+            (family, {"layer_types": [kind] * 4}, "layer_types")
+            for family, kind in (("gpt_oss", "chunked_attention"), ("deepseek_v3", "sliding_attention"))
+        ),
+        ("qwen3_moe", {"sliding_window": 5, "layer_types": ["sliding_attention"] * 4}, "layer_types"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method"),
         ("deepseek_v3", {"n_group": 3}, "n_group"),

@@ -186,6 +186,7 @@ def test_few_lanes_cost_acceptance_and_more_nodes_never_do():
         (lambda: iid_of_length(4.5, 3), "accept_length", 4.5),
         (lambda: steady(0.5, 3), "accept_length", 0.5),
         (lambda: Option(SpecConfig(1, 3, 4), iid(0.5, 2)), "acceptance", 2),
+        (lambda: Option(SpecConfig(1, 3, 4), SpecConfig()), "acceptance", SpecConfig),
         (lambda: Mixture((iid(0.5, 2),), (-1,)), "weights", -1),
         (lambda: RecordedAcceptance((np.array([0, 4]),), 3), "counts", 4),
         (lambda: RecordedAcceptance((np.array([], int),), 3), "counts", "1 requests"),

@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.files import check_writable, write_json
-from specsim.core.json_schema import read_record
+from specsim.core.json_schema import read_dataclass
 from specsim.correctness.faults.fault import copied_package, environment, path_of, read
 from specsim.maintain.results import read as read_result
 
@@ -80,7 +80,8 @@ class KeptVerdict:
     def of(cls, row: Any, name: str) -> Self:
         """Read a row of the results; InputError, which begins with the name, for anything else."""
         names = [field.name for field in fields(cls)]
-        return read_record(cls, {key: row[key] for key in names if key in row} if isinstance(row, dict) else row, name)
+        known = {key: row[key] for key in names if key in row} if isinstance(row, dict) else row
+        return read_dataclass(cls, known, name)
 
 
 @dataclass(frozen=True, slots=True)

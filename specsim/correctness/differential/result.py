@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specsim.core.errors import require, round_name
-from specsim.core.json_schema import read_record, schema_name
+from specsim.core.json_schema import read_dataclass, schema_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,7 @@ class CellResult:
         """Read a cell that `to_json` of a grid wrote; InputError, which begins with the name, for anything else."""
         if isinstance(value, dict) and value.get("max_logprob_error", 0.0) is None:
             value = value | {"max_logprob_error": sys.float_info.max}  # of an infinite one
-        cell = read_record(cls, value, name)
+        cell = read_dataclass(cls, value, name)
         first = cell.first_divergence
         is_told = (first is None) == (cell.mismatches == 0) and (first is None or first.cell == cell.id)
         require(is_told, f"{name}.first_divergence", first, "the first of the cell's mismatches, null without any")

@@ -5,12 +5,12 @@ Near-duplicates are found by a bottom-k sketch of shingles (Broder 1997, "On the
 
 import hashlib
 import json
+import os
 import platform
 import re
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from email.message import Message
 from importlib.metadata import PackageMetadata, distributions
@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
+
+from specsim.core.workers import Workers
 
 RESEMBLANCE = 0.5
 CHARACTERS = range(200, 200_000)
@@ -144,8 +146,8 @@ def build_corpus(sources: Iterable[Source], heldout_one_in: int, max_bytes: int 
 
 
 def _read_all(sources: list[Source]) -> Iterator[list[Sketched]]:
-    with ProcessPoolExecutor() as pool:
-        yield from tqdm(pool.map(read_source, sources), "read", len(sources))
+    with Workers(os.cpu_count() or 1) as workers:
+        yield from tqdm(workers.map(read_source, sources), "read", len(sources))
 
 
 def first_bytes(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Document]:

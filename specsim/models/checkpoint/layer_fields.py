@@ -74,10 +74,14 @@ def _yarn(rope: Fields) -> dict[str, Any]:
 
 
 _LISTED = ("qwen2", "qwen3", "gpt_oss")  # families whose layers slide as `layer_types` says, or its default
+_UNLISTED = ("llama", "qwen3_moe", "deepseek_v3")  # families whose `layer_types` transformers ignores
 
 
 def read_attention(family: str, fields: Fields, num_layers: int) -> list[Attention]:
     """Read the attention of each layer."""
+    if family in _UNLISTED and fields.get("layer_types") not in (None, ["full_attention"] * num_layers):
+        allowed = f"full_attention in every layer of a {family} model, as only some readers give other layers windows"
+        raise fields.error("layer_types", allowed)
     if family == "deepseek_v3":
         return [_latent(fields)] * num_layers
     heads = _heads(family, fields)

@@ -61,6 +61,7 @@ def _inherit(layer: Fields, target: ModelConfig) -> Fields:
     """
     layer.choice("model_type", ("llama",), default="llama")
     values = {"model_type": "llama", "num_hidden_layers": 1, **target_sizes(layer, target), **layer.non_null}
+    values.pop("layer_types", None)  # which `windows_of` reads
     return Fields(layer.file, values, layer.read_names)
 
 
