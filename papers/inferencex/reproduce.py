@@ -6,17 +6,46 @@ from rich.console import Console
 from specsim.core.display import heading, paragraph, print_table, stdout_console
 from specsim.simulator.continuation import (
     CONFIDENCE,
-    RULES,
     SHRINKAGE,
     Miss,
-    coverage,
+    Rule,
+    line_in_logits,
     margin,
     misses,
     published_series,
+    smoothed,
 )
 
 ROLES = ("chosen on", "held out")
 LEAST_GIVEN = 2  # one length determines no slope
+
+
+def unshrunk(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Expect conditional rates on the line of least squares in logits."""
+    return line_in_logits(conditional, reach, positions, 0.0)
+
+
+def constant(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Expect the mean conditional rate of all positions, as if drafts were accepted independently."""
+    return np.full(len(positions), (conditional * reach).sum() / reach.sum())
+
+
+def last(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Expect the last conditional rate."""
+    return np.full(len(positions), conditional[-1])
+
+
+RULES: dict[str, Rule] = {"smoothed": smoothed, "unshrunk line": unshrunk, "constant": constant, "last rate": last}
+
+
+def coverage() -> float:
+    """Compute the share of published lengths within intervals that the other series give, from two lengths on."""
+    inside = []
+    for series in published_series():
+        for miss in misses(series, least_given=2):
+            share = margin(miss.num_lengths, miss.ahead, str(series))
+            inside.append(abs(miss.error) <= share)
+    return float(np.mean(inside))
 
 
 def show(console: Console) -> None:

@@ -5,13 +5,13 @@ from functools import cache
 import numpy as np
 import torch
 
+from papers.reproduction.static_tree import acceptance_of, best_static_tree
 from specsim.acceptance.measured_pair import read_prompts
 from specsim.acceptance.recording import record
 from specsim.core.config import SpecConfig
 from specsim.models.load import load
 from specsim.models.shipped import TINY
 from specsim.simulator.acceptance import accept_length
-from specsim.simulator.rank_by_depth import acceptance_of, best_static_tree
 from specsim.simulator.replay import RecordedCandidates
 
 PROMPTS = TINY / "prompts.jsonl"

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from papers.reproduction.static_tree import acceptance_of, best_static_tree
 from specsim.simulator.acceptance import accept_length, iid_of_length
-from specsim.simulator.rank_by_depth import RankedTree, acceptance_of, best_static_tree
+from specsim.simulator.rank_by_depth import RankedTree
 from specsim.simulator.record_shares import DEFAULT, ranks
 
 FAR = 60  # levels that stand for infinitely many

@@ -86,28 +86,11 @@ def smoothed(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) 
     A rate counts by the square of the share of rounds that reach it: an accept length of fixed precision gives a
     conditional rate of an error that grows as fewer rounds reach it.
     """
-    return _line(conditional, reach, positions, SHRINKAGE)
+    return line_in_logits(conditional, reach, positions, SHRINKAGE)
 
 
-def unshrunk(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Expect conditional rates on the line of least squares in logits."""
-    return _line(conditional, reach, positions, 0.0)
-
-
-def constant(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Expect the mean conditional rate of all positions, as if drafts were accepted independently."""
-    return np.full(len(positions), (conditional * reach).sum() / reach.sum())
-
-
-def last(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Expect the last conditional rate."""
-    return np.full(len(positions), conditional[-1])
-
-
-RULES: dict[str, Rule] = {"smoothed": smoothed, "unshrunk line": unshrunk, "constant": constant, "last rate": last}
-
-
-def _line(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray, shrinkage: float) -> np.ndarray:
+def line_in_logits(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray, shrinkage: float) -> np.ndarray:
+    """Expect conditional rates on the line of least squares in logits, its slope shrunk by a weight."""
     bounded = np.clip(conditional, _LEAST, 1 - _LEAST)
     logits = np.log(bounded / (1 - bounded))
     weights = reach**2
@@ -217,16 +200,6 @@ def length_interval(rates: tuple[float, ...], num_steps: int) -> Interval:
     most = measured_length + (len(lengths) - 1) * rates[-1]
     low = float(np.max(lengths * (1 - margins)))
     return Interval(low, min(most, float(lengths[-1] * (1 + margins[-1]))), CONFIDENCE, "errors on published series")
-
-
-def coverage() -> float:
-    """Compute the share of published lengths within intervals that the other series give, from two lengths on."""
-    inside = []
-    for series in published_series():
-        for miss in misses(series, least_given=2):
-            share = margin(miss.num_lengths, miss.ahead, str(series))
-            inside.append(abs(miss.error) <= share)
-    return float(np.mean(inside))
 
 
 @cache

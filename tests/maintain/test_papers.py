@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from papers.inferencex.reproduce import show
+from papers.inferencex.reproduce import RULES, coverage, show
 from papers.reproduction import __main__ as command
 from papers.reproduction import ledger, rounds, trees
 from papers.reproduction.published import Published, papers, read
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
-from specsim.simulator.continuation import RULES, coverage, margin, misses, published_series
+from specsim.simulator.continuation import margin, misses, published_series
 from specsim.simulator.reproduce import TABLES
 
 PAGE = command.ROOT / "papers" / "ledger.md"

@@ -5,13 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from papers.inferencex.reproduce import RULES, constant, coverage
 from specsim.core.errors import InputError
 from specsim.simulator.continuation import (
     CONFIDENCE,
-    RULES,
-    constant,
     continued,
-    coverage,
     length_interval,
     lengths_in_order,
     margin,

@@ -3,10 +3,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from papers.reproduction.static_tree import acceptance_of, best_static_tree
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance import accept_length
-from specsim.simulator.rank_by_depth import acceptance_of, best_static_tree, best_tree
+from specsim.simulator.rank_by_depth import best_tree
 
 FALLING = ((0.5, 0.2, 0.1), (0.4, 0.3, 0.05), (0.6, 0.1, 0.1))
 RISING = ((0.2, 0.5, 0.1), (0.1, 0.3, 0.4), (0.3, 0.3, 0.4))
