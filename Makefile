@@ -35,7 +35,7 @@ newest: export OMP_NUM_THREADS := 1
 newest: export MKL_NUM_THREADS := 1
 newest: ## every test with the newest dependencies, in .venv-newest
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --upgrade --upgrade-strategy eager --editable '.[test,notebooks,data,grammar,cluster,docs]'
+	.venv-newest/bin/python -m pip install --upgrade --upgrade-strategy eager --editable '.[test,notebooks,data,grammar,serve,cluster,docs]'
 	.venv-newest/bin/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Engines have their own environment, of some four gigabytes. Three of their requirements are built for CUDA, and
@@ -113,5 +113,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "specsim needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing specsim and what it depends on into .venv: a few minutes, once."
-	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[test,notebooks,data,grammar,cluster,docs]'
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[test,notebooks,data,grammar,serve,cluster,docs]'
 	@touch $@

@@ -34,6 +34,7 @@ from specsim.cli.predict import predict
 from specsim.cli.run import run
 from specsim.cli.sampling_test import sampling_test
 from specsim.cli.schema import schema
+from specsim.cli.serve import serve
 from specsim.cli.simulate import simulate
 from specsim.cli.soak import soak
 from specsim.cli.sweep import sweep
@@ -148,7 +149,7 @@ def _discard_stdout() -> None:
 
 
 COMMANDS = {
-    "Run": (generate, run, train, convert),
+    "Run": (generate, run, serve, train, convert),
     "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, lint_report),
     "Measure": (bench, accept, predict),
     "Simulate": (simulate, plan, sweep, calibrate),

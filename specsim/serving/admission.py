@@ -45,6 +45,11 @@ class Queue:
         self.has_aborts |= request.abort_at is not None
         self._has_turns |= request.continues is not None
 
+    def forget(self, request_id: int) -> None:
+        """Drop a request that has ended."""
+        self.requests.pop(request_id, None)
+        self._order.pop(request_id, None)
+
     def wait(self, request: Request) -> None:
         """Put a request among the waiting ones."""
         insort(self.waiting, request, key=self.precedence)

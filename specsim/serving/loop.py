@@ -67,6 +67,10 @@ class ServingLoop:
         """Add a request for its arrival step, which may continue a conversation that still runs."""
         self._queue.submit(request)
 
+    def forget(self, request_id: int) -> None:
+        """Drop a request that has ended, so that a server's memory does not grow; nothing can continue it then."""
+        self._queue.forget(request_id)
+
     @property
     def step_index(self) -> int:
         """Index of the current step, or between steps of the next."""

@@ -1,0 +1,1 @@
+"""An HTTP server over the scheduler, for teaching, probing and tests (pip install 'specsim[serve]')."""

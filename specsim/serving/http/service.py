@@ -1,0 +1,396 @@
+"""The engine thread, which owns the scheduler, and the requests that other threads give it."""
+
+import asyncio
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from threading import Thread
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+
+from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.engine import Engine
+from specsim.core.engine_options import EngineOptions
+from specsim.core.errors import InputError, require_int
+from specsim.core.grammar import Grammar
+from specsim.core.pair import Pair
+from specsim.core.policies.per_request import covering
+from specsim.core.policies.policy import Choice
+from specsim.core.settings import Settings
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.serving.adaptation import settings_of
+from specsim.serving.generation import load_adaptive_engine
+from specsim.serving.guidance import Guidance
+from specsim.serving.http.metrics import Metrics
+from specsim.serving.http.scoring import Scorer, TokenScore
+from specsim.serving.requests import Request, make_request
+from specsim.serving.scheduler import Scheduler
+
+_STREAM_BITS = 32  # of a request id: they name its random numbers, and the higher ones the request
+_UNSEEDED = 2**31  # first random stream of requests without a seed
+_UNFINISHED = "\ufffd"  # decoders put it in place of an incomplete character
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Most of what clients may ask of a server."""
+
+    queue: int = 256  # requests that do not run yet; more get status 429
+    body: int = 4 * 2**20  # bytes of a request
+    choices: int = 128  # outputs of a request
+    logprobs: int = 64  # alternatives of a token
+
+
+class Unavailable(Exception):
+    """A server that cannot take or finish a request now, in one sentence, with the status of the answer."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class LiveGrammars(dict[int, Grammar]):
+    """Grammars of the running requests, which an engine reads in every round, also while there are none."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class RequestedSteps:
+    """The policy by which every request has the draft steps that it asks for."""
+
+    def __init__(self, settings: Sequence[SpecConfig]) -> None:
+        self.most = max(config.num_steps for config in settings)
+        self.requested: dict[int, int] = {}  # by request id; the others draft as many as they can
+        self._settings = settings
+
+    def choose_requests(self, requests: np.ndarray, contexts: np.ndarray) -> Choice:
+        steps = [self.requested.get(int(request), self.most) for request in requests]
+        return covering(self._settings, np.array(steps, dtype=np.int64))
+
+    def observe_requests(self, requests: np.ndarray, choice: Choice, accepted: np.ndarray, seconds: float) -> None:
+        pass
+
+
+def load_server_engine(
+    pair: Pair, config: SpecConfig, options: EngineOptions, acceptance: SyntheticAcceptance | None = None
+) -> Engine:
+    """Make the engine of a server, which requests can narrow or turn speculation off for, and constrain by grammars."""
+    steps = sorted({0, config.num_steps})
+    grammars = None if acceptance is not None else LiveGrammars()
+    return load_adaptive_engine(
+        pair, Settings.of_steps(config, steps), options, acceptance=acceptance, grammars=grammars
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One output that a client asks for."""
+
+    prompt: str | Sequence[int]
+    params: SamplingParams
+    seeded_stream: int | None = None  # random stream of the seed; None: one that no other request has
+    num_steps: int | None = None  # most draft steps of a round; None: the server's
+    grammar: Grammar | None = None
+    top_logprobs: int = 0  # alternatives of every token; 0: none
+    score_from: int | None = None  # prompt position whose token is the first with a logprob; None: no prompt token
+    scores_only: bool = False  # no token is generated
+    streams: bool = False  # progress is delivered after every step
+    skips_special: bool = True  # special tokens are left out of the text
+    keeps_stop: bool = False  # the stop token or string stays in the text
+    continues: int | None = None  # id of the request of the session's last turn
+    keep: bool = False  # its KV is kept for the next turn
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A request's output so far, or its end."""
+
+    request: Request  # which grows until the end
+    text: str  # without an unfinished character, or what may become a stop string
+    num_tokens: int
+    scores: tuple[TokenScore, ...]  # of the tokens from the first that has a logprob on, where asked for
+    is_final: bool
+    seconds: float = 0.0  # since the request was received
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A request in the engine thread."""
+
+    ask: Ask
+    request: Request
+    deliver: Callable[[Progress | Unavailable], None]
+    scorer: Scorer | None = None
+    num_delivered: int = 0
+    start: float = field(default_factory=time.perf_counter)
+
+    def progress(self, is_final: bool) -> Progress:
+        self.num_delivered = len(self.request.token_ids)
+        if self.scorer is not None and (is_final or self.ask.streams):
+            self.scorer.extend(self.request.known_ids)
+        scores = () if self.scorer is None else tuple(self.scorer.scores)
+        seconds = time.perf_counter() - self.start
+        return Progress(self.request, self._text(is_final), self.num_delivered, scores, is_final, seconds)
+
+    def _text(self, is_final: bool) -> str:
+        request, ask = self.request, self.ask
+        if request.tokenizer is None:
+            return ""
+        cuts = isinstance(request.stop_reason, int) and not ask.keeps_stop
+        text = request.tokenizer.decode(
+            request.token_ids[:-1] if cuts else request.token_ids, skip_special_tokens=ask.skips_special
+        )
+        if isinstance(request.stop_reason, str) and request.stop_reason in text:
+            end = text.index(request.stop_reason)
+            return text[: end + len(request.stop_reason) * ask.keeps_stop]
+        return text if is_final else _settled(text.rstrip(_UNFINISHED), request.params.stop)
+
+
+def _settled(text: str, stops: Sequence[str]) -> str:
+    """Leave out the end of a text with which a stop string may begin."""
+    most = max(map(len, stops), default=1) - 1
+    for start in range(max(0, len(text) - most), len(text)):
+        if any(stop.startswith(text[start:]) for stop in stops):
+            return text[:start]
+    return text
+
+
+class Ticket:
+    """The outputs of one call of a client; leaving `updates` before their ends aborts them."""
+
+    def __init__(self, service: "Service", jobs: Sequence[Job], updates: "asyncio.Queue[Any]") -> None:
+        self._service = service
+        self._jobs = jobs
+        self._updates = updates
+
+    @property
+    def request_ids(self) -> list[int]:
+        """Ids of the scheduler's requests."""
+        return [job.request.request_id for job in self._jobs]
+
+    async def updates(self) -> AsyncIterator[tuple[int, Progress]]:
+        """Yield the progress of each output, with its number, until all have ended.
+
+        Raises InputError for a request that the scheduler rejects, and Unavailable.
+        """
+        num_open = len(self._jobs)
+        try:
+            while num_open:
+                index, progress = await self._updates.get()
+                if isinstance(progress, Unavailable):
+                    raise progress
+                request = progress.request
+                if request.finish_reason == "rejected":
+                    raise InputError(
+                        "prompt", f"{len(request.prompt_ids)} tokens", f"a request that fits: {request.error}"
+                    )
+                num_open -= progress.is_final
+                yield index, progress
+        finally:
+            if num_open:
+                self._service.abort(self.request_ids)
+
+    async def results(self) -> list[Progress]:
+        """Wait for the ends of all outputs."""
+        final = {index: progress async for index, progress in self.updates() if progress.is_final}
+        return [final[index] for index in range(len(self._jobs))]
+
+
+class Service:
+    """A scheduler that runs in a thread of its own until the service is closed.
+
+    engine: such as load_server_engine makes, or one that wraps it. The service is a context manager.
+    """
+
+    def __init__(
+        self, pair: Pair, engine: Engine, serving: ServingConfig | None = None, limits: ServerLimits | None = None
+    ) -> None:
+        self.pair = pair
+        self.engine = engine
+        self.serving = ServingConfig() if serving is None else serving
+        self.limits = ServerLimits() if limits is None else limits
+        self.settings = settings_of(engine)
+        self.config = max(self.settings, key=lambda config: config.num_steps)
+        self.model = pair.name.partition(",")[0]  # name under which clients know it
+        self.metrics = Metrics(self.model, self.config)
+        self.policy = RequestedSteps(self.settings)
+        self.grammar = lru_cache(64)(self._grammar)
+        self._scheduler = self._make_scheduler()
+        self._jobs: dict[int, Job] = {}
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._serial = 0
+        self._is_open = True
+        self._is_paused = False
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._commands.put(self._end)
+        self._thread.join()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer, None where it has none."""
+        return self.pair.tokenizer
+
+    def submit(self, asks: Sequence[Ask]) -> Ticket:
+        """Give requests to the engine thread, from a running event loop.
+
+        Raises InputError for one that cannot run, and Unavailable where the queue is full.
+        """
+        most = self.limits.queue + self.serving.max_running
+        if len(self._jobs) + len(asks) > most:
+            raise Unavailable(429, f"the queue of {self.limits.queue} requests is full; try again later")
+        loop = asyncio.get_running_loop()
+        updates: asyncio.Queue[Any] = asyncio.Queue()
+
+        def deliver(index: int, progress: Progress | Unavailable) -> None:
+            loop.call_soon_threadsafe(updates.put_nowait, (index, progress))
+
+        jobs = [Job(ask, self._request(ask), partial(deliver, index)) for index, ask in enumerate(asks)]
+        for job in jobs:
+            self._commands.put(partial(self._start, job))
+        return Ticket(self, jobs, updates)
+
+    def abort(self, request_ids: Sequence[int] | None = None) -> None:
+        """End requests, or all of them, with finish_reason abort."""
+        self._commands.put(partial(self._abort, request_ids))
+
+    async def run(self, work: Callable[[Scheduler], T]) -> T:
+        """Run a function of the scheduler in the engine thread, between two steps."""
+        done: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                done.set_result(work(self._scheduler))
+            except Exception as error:
+                done.set_exception(error)
+
+        self._commands.put(command)
+        return await asyncio.wrap_future(done)
+
+    def pause(self, is_paused: bool) -> None:
+        """Hold all requests where they are, or let them go on."""
+
+        def command() -> None:
+            self._is_paused = is_paused
+
+        self._commands.put(command)
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._jobs)
+
+    def _grammar(self, form: str, text: str) -> Guidance:
+        target = self.pair.target.config
+        return Guidance(form, text, self.tokenizer, target.vocab_size, target.eos_token_ids)
+
+    def _request(self, ask: Ask) -> Request:
+        self._serial += 1
+        stream = _UNSEEDED + self._serial % _UNSEEDED if ask.seeded_stream is None else ask.seeded_stream
+        is_turn = ask.continues is not None and isinstance(ask.prompt, str)
+        prompt = self.tokenizer.encode(ask.prompt, add_special_tokens=False) if is_turn else ask.prompt
+        request = make_request(self.pair.target.config, self.tokenizer, stream, prompt, ask.params, keep=ask.keep)
+        request.request_id |= self._serial << _STREAM_BITS
+        request.continues = ask.continues
+        if ask.num_steps is not None:
+            require_int("num_steps", ask.num_steps, 0, self.policy.most)
+        if ask.grammar is not None and not isinstance(self.engine.grammars, LiveGrammars):
+            raise InputError("grammar", "given", "none on this server, whose drafts are accepted by a schedule")
+        return request
+
+    def _make_scheduler(self) -> Scheduler:
+        policy = self.policy if hasattr(self.engine, "settings") else None
+        return Scheduler(self.engine, self.serving, policy=policy)
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while self._is_open:
+                try:
+                    self._turn()
+                except Exception as error:
+                    self._fail(error)
+
+    def _turn(self) -> None:
+        """Obey what other threads ask for, and run a step; wait where there is nothing to do."""
+        is_idle = self._is_paused or not self._scheduler.is_busy
+        while is_idle or not self._commands.empty():
+            self._commands.get()()
+            is_idle = False
+        if self._is_open and self._scheduler.is_busy and not self._is_paused:
+            self._step()
+
+    def _step(self) -> None:
+        record = self._scheduler.step()
+        self._scheduler.trace.records.clear()
+        if self._scheduler.adaptation is not None:
+            self._scheduler.adaptation.choices.clear()
+        self.metrics.count_step(record)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Deliver the progress of the requests that have some."""
+        for job in list(self._jobs.values()):
+            if job.request.finish_reason is not None:
+                self._finish(job)
+            elif job.ask.streams and len(job.request.token_ids) > job.num_delivered:
+                job.deliver(job.progress(is_final=False))
+
+    def _start(self, job: Job) -> None:
+        ask, request = job.ask, job.request
+        if ask.top_logprobs or ask.score_from is not None:
+            job.scorer = Scorer(self.engine, request, ask.top_logprobs, ask.score_from, ask.grammar)
+        self._jobs[request.request_id] = job
+        if ask.scores_only:
+            request.finish_reason = "length"
+            self._finish(job)
+            return
+        if ask.num_steps is not None:
+            self.policy.requested[request.request_id] = ask.num_steps
+        if ask.grammar is not None and isinstance(self.engine.grammars, LiveGrammars):
+            self.engine.grammars[request.request_id] = ask.grammar
+        self._scheduler.submit(request)
+
+    def _finish(self, job: Job) -> None:
+        self.metrics.count_request(job.request)
+        progress = job.progress(is_final=True)
+        self._forget(job)
+        job.deliver(progress)
+
+    def _forget(self, job: Job) -> None:
+        request_id = job.request.request_id
+        self._jobs.pop(request_id, None)
+        self.policy.requested.pop(request_id, None)
+        if isinstance(self.engine.grammars, LiveGrammars):
+            self.engine.grammars.pop(request_id, None)
+        if not job.request.keep:
+            self._scheduler.forget(request_id)
+
+    def _abort(self, request_ids: Sequence[int] | None) -> None:
+        for request_id in list(self._jobs) if request_ids is None else request_ids:
+            self._scheduler.abort(request_id)
+        self._publish()
+
+    def _fail(self, error: Exception) -> None:
+        """Tell all requests that a step has failed, and go on with an empty scheduler."""
+        sentence = str(error) if isinstance(error, InputError) else f"the engine failed: {type(error).__name__}"
+        for job in list(self._jobs.values()):
+            self._forget(job)
+            job.deliver(Unavailable(500, sentence))
+        self._scheduler = self._make_scheduler()
+
+    def _end(self) -> None:
+        self._abort(None)
+        self._is_open = False
+        self._scheduler.close()
