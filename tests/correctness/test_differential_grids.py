@@ -1,6 +1,7 @@
 """Grids of the differential test: cells, shards, files, verdicts, and the command."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -8,6 +9,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from rich.console import Console
 
 import specsim.correctness.differential.grid_run as running
 from specsim import SpecConfig
@@ -17,7 +19,7 @@ from specsim.correctness.differential.cell import AXES, cell_of
 from specsim.correctness.differential.grid_run import required
 from specsim.correctness.differential.grids import QUICK, is_valid
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.differential.result import Divergence
+from specsim.correctness.differential.result import Divergence, show
 
 CELL = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
 WARM = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", kind="eagle3"))
@@ -67,6 +69,17 @@ INCOMPLETE = replace(
 def test_a_grid_passes_or_fails_in_words(result, reasons):
     assert result.failures() == result.to_json()["failures"] == reasons
     assert result.to_json()["incomplete_cells"] == [cell.id for cell in result.cells if cell.is_empty]
+
+
+def test_the_largest_logprob_error_of_all_cells_is_printed(capsys):
+    cells = [replace(GOOD, id=str(error), max_logprob_error=error) for error in (1e-3, 4e-2, 0.0)]
+    show(outcome(*cells), Console(width=100))
+    assert "largest logprob error  4.0e-02" in re.sub(" {2,}", "  ", capsys.readouterr().out)
+
+
+def test_a_chain_has_the_narrowest_tree_only():
+    assert is_valid({"topk": 1, "num_draft_tokens": 2})
+    assert not is_valid({"topk": 1, "num_draft_tokens": 8})
 
 
 def test_a_cell_whose_requests_end_in_prefill_shows_nothing():

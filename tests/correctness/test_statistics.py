@@ -14,7 +14,16 @@ from specsim.core.phases import Batch
 from specsim.correctness.statistics import run_sampling_tests
 from specsim.correctness.statistics.e_value import Sample, chi_square, detectable_distance, ln_e_value
 from specsim.correctness.statistics.report import SamplingTests
-from specsim.correctness.statistics.samples import CONFIGS, DRAFTERS, PLAIN, SETTINGS, Load, outputs, sample
+from specsim.correctness.statistics.samples import (
+    CONFIGS,
+    DRAFTERS,
+    PLAIN,
+    SETTINGS,
+    Load,
+    SamplingSetting,
+    outputs,
+    sample,
+)
 from specsim.correctness.statistics.small_vocabulary import (
     VOCAB,
     SmallVocabulary,
@@ -166,6 +175,15 @@ def test_every_kind_of_error_has_a_large_e_value(changes):
     even = Sample(EVEN, np.full((80, 2), 0.5), place, place, EVEN < 0, np.stack([NO_MARK, NO_MARK]))
     assert ln_e_value(even) < 0
     assert ln_e_value(replace(even, **changes)) > 5
+
+
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_the_whole_text_decides_a_distribution_under_each_penalty(penalty):
+    prompt, tokens = (3, 9), (5, 1, 7, 2)
+    setting = SamplingSetting("one penalty", {penalty: 1.5}, num_tokens=len(tokens))
+    written = Output("", tokens, (0.0,) * 4, "length", (1,) * 4, prompt_token_ids=prompt)
+    expected = [next_distribution(OPPOSED, prompt + tokens[:n], 2, setting.sampling(0)) for n in range(4)]
+    np.testing.assert_array_equal(sample(OPPOSED, setting, [written]).prob_nV, expected)
 
 
 def drawn_sample(count, generator, share=0.0):

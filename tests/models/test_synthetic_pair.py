@@ -45,6 +45,11 @@ def test_a_llama_layer_of_latent_attention_has_half_its_heads():
     assert (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads * heads.head_dim) == (count, count // 2, 24)
 
 
+@pytest.mark.parametrize(("window", "expected"), [(None, 5), (3, 3)])
+def test_every_other_tiny_gpt_oss_layer_has_a_window(window, expected):
+    assert tiny_config("gpt_oss", 4, window=window).sliding_windows == (expected, None, expected, None)
+
+
 def test_fields_of_a_synthetic_drafter():
     config = synthetic_pair("mtp", fields={"hidden_chain": False}).drafter.config
     assert (config.hidden_chain, config.num_modules, config.model.num_layers) == (False, 3, 3)
