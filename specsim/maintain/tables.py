@@ -1,12 +1,10 @@
 """Generated regions of Markdown pages: GPU results, drafters and counts in the guide, ledgers in papers/.
 
 python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs and writes every region. It also
-writes the parameters that the ledgers' fits found to specsim/simulator/fitted.json, and names the kept results whose
-code has changed since.
+names the kept results whose code has changed since.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,7 +18,6 @@ from specsim.correctness.faults.catalogue import FAULTS
 from specsim.maintain import drafter_tables, held_out_tables, kv_acceptance, result_tables
 from specsim.maintain.page import ROOT, filled, markdown
 from specsim.maintain.results import keep, stale
-from specsim.simulator.efficiency import KEPT, FittedServer, to_json
 from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 
@@ -91,18 +88,13 @@ def ledger(result: Reproduction) -> str:
     return "\n".join(lines)
 
 
-def reproduced(name: str) -> Reproduction:
-    """Reproduce the published table of this name."""
-    return reproduction(name)()
-
-
-def region(name: str, folder: Path, reproduce: Callable[[str], Reproduction] = reproduced) -> str | None:
+def region(name: str, folder: Path) -> str | None:
     """Write the text of a region, None for one that another command writes; folder: of the kept results."""
     if name in RESULT_REGIONS:
         return RESULT_REGIONS[name](folder)
     kind, _, table = name.partition(" ")
     if kind == "ledger":
-        return ledger(reproduce(table))
+        return ledger(reproduction(table)())
     return CODE_REGIONS[name]() if name in CODE_REGIONS else None
 
 
@@ -118,28 +110,13 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> None:
     except InputError as error:
         print(f"specsim: {error}", file=sys.stderr)
         sys.exit(2)
-    servers: list[FittedServer] = []
-
-    def reproduce(name: str) -> Reproduction:
-        result = reproduced(name)
-        servers.extend(result.servers)
-        return result
-
     (folder / "README.md").write_text(result_tables.bench_page(folder), encoding="utf-8")
     for path in pages(root):
-        text_of = partial(region, folder=folder, reproduce=reproduce)
+        text_of = partial(region, folder=folder)
         path.write_text(filled(path.read_text(encoding="utf-8"), text_of), encoding="utf-8")
-    if servers:
-        write_fitted(servers, root / KEPT.relative_to(ROOT))
     for name, modules in stale(folder).items():
         more = f" and {len(modules) - 1} more modules" if len(modules) > 1 else ""
         print(f"{name} is stale: {modules[0]}{more} changed since")
-
-
-def write_fitted(servers: Sequence[FittedServer], path: Path) -> None:
-    """Keep fitted servers, sorted by table."""
-    value = to_json(sorted(servers, key=lambda server: server.table))
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
 """Physical parameters of a cost model, which fits determine: few, named, with units.
 
-Defaults were found by fits to published tables (`specsim simulate --table NAME`, kept in fitted.json): the mean on a
-logarithmic scale over the tables that a field's comment names, to two digits. They do not calibrate any single server.
+Defaults were found by fits to published tables (`specsim simulate --table NAME`): the mean on a logarithmic scale over
+the tables that a field's comment names, to two digits. They do not calibrate any single server.
 """
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
 
 from specsim.core.arguments import check_arguments
 from specsim.core.errors import require_choices
@@ -62,7 +59,6 @@ class Efficiency:
 
 
 Graphs = Literal["all", "target", "none"]
-KEPT = Path(__file__).parent / "fitted.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +68,6 @@ class FittedServer:
     Fields of Efficiency that it does not name have their defaults.
     """
 
-    table: str
-    server: str  # of the table
     found: Mapping[str, float]  # fields of Efficiency that were fitted
     taken: Mapping[str, float]  # fields that the fit took from elsewhere
     schedule: Literal["sync", "overlap"] = "overlap"
@@ -84,30 +78,8 @@ class FittedServer:
         require_choices(self)
 
     @property
-    def name(self) -> str:
-        return f"{self.table}, {self.server}"
-
-    @property
     def efficiency(self) -> Efficiency:
         return Efficiency(**self.taken, **self.found)
-
-
-@cache
-def fitted_servers() -> tuple[FittedServer, ...]:
-    """Read the kept servers of all tables."""
-    return tuple(FittedServer(**value) for value in json.loads(KEPT.read_bytes()))
-
-
-def to_json(servers: Iterable[FittedServer]) -> list[dict[str, Any]]:
-    """Make a value that json can write, with four digits: a fit on another machine differs in later ones."""
-    return [
-        asdict(server)
-        | {
-            part: {name: float(f"{value:.4g}") for name, value in getattr(server, part).items()}
-            for part in ("found", "taken")
-        }
-        for server in servers
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,19 @@
 import re
+from dataclasses import fields
 
+import numpy as np
 import pytest
 
 from specsim.maintain.page import ROOT, regions
 from specsim.maintain.tables import ledger
-from specsim.simulator.efficiency import fitted_servers
+from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.reproduce import TABLES, reproduction, vllm_41162
 from specsim.simulator.reproduce.served import Bench, read
 
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-?\d+)?")
-SLOW = "vllm_41162"
+SLOW = "vllm_41162"  # its fit takes a minute
+FITTED = ("fast_rounds", "spec_bench", "vllm_20780", SLOW)
+UNITS = {"µs": 1e-6} | dict.fromkeys(("of the peak", "of the shorter", "of other products", "launches a round"), 1.0)
 PAGES = {
     mark.removeprefix("ledger "): path
     for path in ROOT.glob("papers/*/notes.md")
@@ -34,14 +38,22 @@ def kept(name: str) -> str:
     return page.split(f"<!-- ledger {name} -->\n")[1].split(f"<!-- /ledger {name} -->")[0].strip()
 
 
+def cells(name: str) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in kept(name).splitlines() if line.startswith("| ")]
+
+
+def parameters(name: str) -> dict[str, float]:
+    """Fitted parameters of a ledger, in seconds or as shares."""
+    return {line[0]: float(line[1]) * UNITS[line[4]] for line in cells(name) if len(line) == 5 and line[4] in UNITS}
+
+
 @pytest.mark.parametrize("name", [name for name in PAGES if name != SLOW])
 def test_a_ledger_is_that_of_its_reproduction(name):
     assert differences(kept(name), ledger(reproduction(name)())) == []
 
 
 def test_groups_of_trees_err_as_quoted_in_notes():
-    lines = [line.strip("| ").split(" | ") for line in kept("fast_rounds").splitlines()]
-    errors = {line[0]: float(line[4].rstrip("%")) for line in lines if line[0].startswith("(4, 3, 8), ")}
+    errors = {line[0]: float(line[4].rstrip("%")) for line in cells("fast_rounds") if line[0].startswith("(4, 3, 8), ")}
     some = [errors[f"(4, 3, 8), {requests} requests, L {length}"] for requests in (4, 16) for length in (1024, 4096)]
     assert all(3.5 <= error < 8.5 for error in some)
     assert -8.5 < errors["(4, 3, 8), 256 requests, L 1024"] <= -7.5
@@ -51,10 +63,8 @@ def test_groups_of_trees_err_as_quoted_in_notes():
 @pytest.fixture(scope="module")
 def slow_ledger():
     """Rows of figures, and parameters by name, in seconds."""
-    lines = [line.strip("| ").split(" | ") for line in kept(SLOW).splitlines() if line.startswith("| ")]
-    figures = [line for line in lines if len(line) == 6 and line[-1] in ("fitted", "held out")]
-    units = {"µs": 1e-6, "of the peak": 1, "of other products": 1}
-    return figures, {line[0]: float(line[1]) * units[line[4]] for line in lines if len(line) == 5 and line[4] in units}
+    figures = [line for line in cells(SLOW) if len(line) == 6 and line[-1] in ("fitted", "held out")]
+    return figures, parameters(SLOW)
 
 
 def test_the_servers_of_a_ledger_reproduce_its_figures(slow_ledger):
@@ -72,13 +82,32 @@ def test_the_servers_of_a_ledger_reproduce_its_figures(slow_ledger):
     assert differences("\n".join(line for line in rows[0].splitlines() if line.startswith(model)), rows[1]) == []
 
 
-def test_kept_servers_have_the_parameters_of_the_ledger(slow_ledger):
-    """Compare the table whose fit takes a minute, without intake and latency, which are not in Efficiency."""
-    _, parameters = slow_ledger
-    servers = {each.server: each for each in fitted_servers() if each.table == SLOW}
-    written = {f"{name}, {server}": each.found[name] for server, each in servers.items() for name in each.found}
-    of_efficiency = {name: value for name, value in parameters.items() if not name.startswith(("intake", "latency"))}
-    assert written == pytest.approx(of_efficiency, rel=0.01)
+def values_of(field: str, table: str) -> list[float]:
+    return [value for name, value in parameters(table).items() if name.split(", ")[0] == field]
+
+
+@pytest.mark.parametrize(
+    ("field", "tables"),
+    [
+        ("bandwidth", ("fast_rounds", "vllm_20780")),
+        ("compute", ("fast_rounds",)),
+        ("overlap", ("fast_rounds", "spec_bench")),
+        ("experts", (SLOW,)),
+        ("mxfp4_experts", (SLOW,)),
+        ("gap", ("fast_rounds", SLOW)),
+        ("host", ("vllm_20780",)),
+    ],
+)
+def test_defaults_are_what_the_fits_found_in_two_digits(field, tables):
+    """Each default is the mean on a logarithmic scale over tables, of the mean over each one's servers."""
+    mean = np.exp(np.mean([np.mean(np.log(values_of(field, table))) for table in tables]))
+    assert getattr(Efficiency(), field) == float(f"{mean:.2g}")
+
+
+def test_every_field_of_efficiency_names_its_source():
+    """Every default comes from a kept fit, or a comment says that it does not."""
+    others = {field.name for field in fields(Efficiency) if not any(values_of(field.name, table) for table in FITTED)}
+    assert others == {"host_request", "host_drafts", "draft_step", "collective", "filters"}
 
 
 def test_a_ledger_states_mean_and_worst_error(slow_ledger):

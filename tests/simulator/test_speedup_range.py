@@ -1,21 +1,19 @@
-"""The range of a speed-up under fitted parameters, and the defaults computed from these parameters."""
+"""The range of a speed-up under fitted parameters."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from specsim import SpecConfig
 from specsim.core.errors import InputError
-from specsim.maintain.tables import write_fitted
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
 from specsim.simulator.acceptance import Option, PerPosition
 from specsim.simulator.calibration.observation import PRIORS
-from specsim.simulator.calibration.profile import profile
-from specsim.simulator.efficiency import KEPT, fitted_servers
+from specsim.simulator.calibration.profile import names, profile
+from specsim.simulator.efficiency import FittedServer
 from specsim.simulator.model import SKEW
-from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.reproduction import rows
 from specsim.simulator.scenario import (
     MOST_REQUESTS,
@@ -33,51 +31,11 @@ CHAIN = Option(SpecConfig(1, 3, 4), PerPosition((0.68, 0.40, 0.21)))
 H100 = hardware("H100-SXM")
 WORK = closed_loop(64, 32, 100, 40)
 THROUGHPUT = "Output Throughput (tok/s)"
-SLOW = "vllm_41162"  # its fit takes a minute
 
 
 def scenario(name="llama-3.1-8b", work=WORK, **settings) -> Scenario:
     target = model(name)
     return Scenario(target, H100, drafter("eagle3", target, 32000), CHAIN, work, **settings)
-
-
-def test_kept_servers_are_those_of_the_fits(tmp_path):
-    fitted = [server for name in ("fast_rounds", "spec_bench", "vllm_20780") for server in reproduction(name)().servers]
-    write_fitted(fitted, tmp_path / "fitted.json")
-    made = json.loads((tmp_path / "fitted.json").read_text())
-    kept = [each for each in json.loads(KEPT.read_bytes()) if each["table"] != SLOW]
-    assert [each | {"found": None} for each in made] == [each | {"found": None} for each in kept]
-    for new, old in zip(made, kept, strict=True):
-        assert new["found"] == pytest.approx(old["found"], rel=0.02)
-
-
-def mean(field: str, *tables: str) -> float:
-    """Mean on a logarithmic scale over tables, of the mean over each one's servers."""
-    found = {table: [each.found[field] for each in fitted_servers() if each.table == table] for table in tables}
-    logs = [np.mean(np.log([value for value in values if value])) for values in found.values()]
-    return float(np.exp(np.mean(logs)))
-
-
-@pytest.mark.parametrize(
-    ("field", "tables"),
-    [
-        ("bandwidth", ("fast_rounds", "vllm_20780")),
-        ("compute", ("fast_rounds",)),
-        ("overlap", ("fast_rounds", "spec_bench")),
-        ("gap", ("fast_rounds", SLOW)),
-        ("host", ("vllm_20780",)),
-    ],
-)
-def test_defaults_are_what_the_fits_found_in_two_digits(field, tables):
-    assert getattr(Efficiency(), field) == float(f"{mean(field, *tables):.2g}")
-
-
-def test_defaults_of_experts_are_those_of_their_formats():
-    found = {each.server: each for each in fitted_servers()}
-    assert Efficiency().experts == found["GLM 4.7 Flash"].found["experts"]
-    assert Efficiency().mxfp4_experts == float(f"{found['GPT-OSS 20B'].found['mxfp4_experts']:.2g}")
-    assert {each.skew for each in fitted_servers()} == {None, SKEW}
-    assert model("gpt-oss-20b").skew == SKEW
 
 
 def test_defaults_are_near_a_step_that_was_measured():
@@ -151,7 +109,8 @@ def test_a_band_serves_the_first_requests_of_a_long_workload(monkeypatch):
 def test_parameters_that_were_given_stay():
     given = scenario("gpt-oss-20b", efficiency=Efficiency(bandwidth=0.5, launch=1e-6), graphs="target", schedule="sync")
     given = replace(given, model=replace(given.model, skew=0.25))
-    for server in fitted_servers():
+    alone = FittedServer({"gap": 2e-6}, {}, "sync", "none", SKEW)
+    for server in (alone, *(profile(name).server for name in names())):
         there = with_parameters(given, server)
         assert (there.efficiency.bandwidth, there.efficiency.launch, there.model.skew) == (0.5, 1e-6, 0.25)
         assert there.efficiency.gap == server.efficiency.gap
@@ -181,13 +140,6 @@ def test_graphs_reach_the_cost():
     assert phases["all"].draft < 0.01
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("graphs", "some")):
         scenario(graphs="some")
-
-
-def test_every_field_of_efficiency_names_its_source():
-    """Every default comes from a kept fit, or a comment says that it does not."""
-    fitted = {name for each in fitted_servers() for name in each.found}
-    others = {field.name for field in fields(Efficiency)} - fitted
-    assert others == {"host_request", "host_drafts", "draft_step", "collective", "filters"}
 
 
 SMALL = ["simulate", "--requests", "20", "--prompt-tokens", "60", "--output-tokens", "10", "--concurrency", "8"]

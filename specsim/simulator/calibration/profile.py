@@ -191,7 +191,7 @@ class Profile:
         assumed = {name: value for name, value in priors.items() if name not in fitted} | {"filters": 0.0}
         fitted.pop("filters", None)
         structure = self.structure
-        return FittedServer(self.name, "", fitted, assumed, structure.schedule, structure.graphs, values.get("skew"))
+        return FittedServer(fitted, assumed, structure.schedule, structure.graphs, values.get("skew"))
 
     def on(self, gpu: str) -> "Profile":
         """Move the profile to this GPU, if it is another one (another_gpu.moved)."""

@@ -11,7 +11,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require_choice
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
-from specsim.simulator.efficiency import Efficiency, FittedServer
+from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware, names, reported_hardware
 from specsim.simulator.model import model
 from specsim.simulator.reproduce.reproduction import AccuracyTarget, Reproduction, Timed, calibrate, figures_of
@@ -42,10 +42,7 @@ def reproduce() -> Reproduction:
     figures = figures_of(calibration, "round, ms", 3, 1e3)
     source = f"fast/measurements/{path.name}"
     method = _METHOD.format(fitted=len(calibration.cells) - len(errors), held_out=len(errors), shape=value["shape"])
-    server = FittedServer("fast_rounds", value["runs"][0]["versions"]["gpu"], calibration.values, TAKEN)
-    return Reproduction(
-        "fast_rounds", source, method, figures, calibration.parameters, targets=(target,), servers=(server,)
-    )
+    return Reproduction("fast_rounds", source, method, figures, calibration.parameters, targets=(target,))
 
 
 def kept_file() -> Path:

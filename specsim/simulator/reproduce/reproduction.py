@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from specsim.core.errors import InputError, require_choice
 from specsim.simulator.bounds import positive
 from specsim.simulator.cost import CostModel
-from specsim.simulator.efficiency import SHARES, Efficiency, FittedServer
+from specsim.simulator.efficiency import SHARES, Efficiency
 
 TABLES = Path(__file__).parents[1] / "tables"
 
@@ -244,7 +244,6 @@ class Reproduction:
     parameters: tuple[Fitted, ...] = ()  # fitted parameters
     targets: tuple[AccuracyTarget, ...] = ()  # accuracies to reach
     notes: tuple[str, ...] = ()  # conclusions
-    servers: tuple[FittedServer, ...] = ()  # with fitted parameters
 
     def errors(self, role: Role) -> np.ndarray:
         """Absolute relative errors of the figures in this role."""

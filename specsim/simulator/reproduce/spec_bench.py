@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from specsim.core.config import SpecConfig
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import Drafter, drafter
-from specsim.simulator.efficiency import Efficiency, FittedServer
+from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
 from specsim.simulator.reproduce.reproduction import (
@@ -75,14 +75,7 @@ def reproduce() -> Reproduction:
             _swapped(seven, calibration.values),
             _attempt(seven, without),
         ),
-        tuple(_server(gpu, calibration.values) for gpu in GPUS),
     )
-
-
-def _server(gpu: str, values: Values) -> FittedServer:
-    """Describe one GPU with its host, without the work that the table's methods add to a round."""
-    fitted = {"overlap": values["overlap"], "launch": values[f"launch, {gpu}'s host"]}
-    return FittedServer("spec_bench", gpu, fitted, TAKEN, "sync", "none")
 
 
 def _fit(table: Sequence[Row], free: Mapping[str, Free]) -> Calibration:

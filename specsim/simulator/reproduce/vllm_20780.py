@@ -11,7 +11,7 @@ from specsim.core.errors import InputError, require
 from specsim.simulator.bounds import positive
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
-from specsim.simulator.efficiency import Efficiency, FittedServer
+from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
 from specsim.simulator.reproduce.reproduction import (
@@ -113,10 +113,6 @@ def reproduce() -> Reproduction:
         calibration.parameters,
         (target,),
         (*notes, _DRAFTS),
-        tuple(
-            FittedServer("vllm_20780", method, _efficiencies(method, calibration.values), TAKEN, "sync", "target")
-            for method in METHODS
-        ),
     )
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from specsim.simulator.efficiency import FittedServer
 from specsim.simulator.model import model
 from specsim.simulator.quantization import MXFP4
 from specsim.simulator.reproduce.reproduction import (
@@ -18,7 +17,7 @@ from specsim.simulator.reproduce.reproduction import (
     Reproduction,
     fit,
 )
-from specsim.simulator.reproduce.served import PAIRS, SKEW, TAKEN, Bench, ServedCell, read
+from specsim.simulator.reproduce.served import PAIRS, Bench, ServedCell, read
 
 SOURCE = "https://github.com/vllm-project/vllm/pull/41162"
 FITTED_CLIENTS = (1, 64)  # at temperature 0
@@ -63,8 +62,7 @@ def reproduce() -> Reproduction:
     held_out = sum(figure.role == "held out" for figure in figures)
     method = _METHOD.format(parameters=len(parameters), fitted=len(figures) - held_out, held_out=held_out)
     notes = (_CHOICES, *notes, _repeats(cells), _misfit(cells, figures))
-    servers = tuple(_server(name, values[name]) for name in PAIRS)
-    return Reproduction("vllm_41162", SOURCE, method, tuple(figures), tuple(parameters), targets, notes, servers)
+    return Reproduction("vllm_41162", SOURCE, method, tuple(figures), tuple(parameters), targets, notes)
 
 
 def is_fitted(cell: ServedCell) -> bool:
@@ -94,14 +92,6 @@ def _earlier_values(name: str, values: Mapping[str, Mapping[str, float]]) -> dic
 def experts_field(name: str) -> str:
     """Name the field of Efficiency for the speed of a model's experts."""
     return "mxfp4_experts" if model(PAIRS[name].model).expert_format == MXFP4 else "experts"
-
-
-def _server(name: str, values: Mapping[str, float]) -> FittedServer:
-    fitted = {field: value for field, value in values.items() if field not in ("intake", "latency")}
-    if name in DENSE:
-        return FittedServer("vllm_41162", name, fitted, TAKEN)
-    compute = fitted.pop("compute")
-    return FittedServer("vllm_41162", name, fitted, TAKEN | {"compute": compute}, skew=SKEW)
 
 
 def _fit(benches: Sequence[Bench], earlier: Mapping[str, float]) -> tuple[dict[str, float], tuple[Fitted, ...]]:
