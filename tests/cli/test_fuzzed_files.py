@@ -28,6 +28,8 @@ from specsim.simulator.model import model
 from specsim.simulator.report import read_reports
 from specsim.simulator.request_formats import read_requests
 
+from ..simulator.client_files import BATCH, CLIENTS, LATENCY, SGLANG, SGLANG_DRAFTS, SPEC, VLLM
+
 CHANGES = 200  # of each file
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 TEXTS = (
@@ -58,20 +60,6 @@ META = {
     "id": "r", "completion_tokens": 55, "spec_verify_ct": 20, "spec_num_correct_drafts": 30, "spec_accept_length": 2.7,
     "spec_num_proposed_drafts": 60, "spec_correct_drafts_histogram": [8, 0, 6, 6],
 }  # fmt: skip
-LENGTHS = {f"{how}_{what}_ms": 20.0 for how in ("mean", "median", "p99") for what in ("ttft", "tpot", "itl")}
-SERVED = LENGTHS | {
-    "backend": "vllm", "duration": 50.0, "completed": 200, "max_concurrency": 8, "total_input_tokens": 102400,
-    "total_output_tokens": 25600, "request_throughput": 4.0, "output_throughput": 512.0,
-    "total_token_throughput": 2560.0, "spec_decode_acceptance_length": 2.26, "spec_decode_num_drafts": 11250,
-    "spec_decode_draft_tokens": 33750, "spec_decode_accepted_tokens": 14175, "request_rate": "inf",
-    "spec_decode_per_position_acceptance_rates": [0.66, 0.38, 0.22],
-}  # fmt: skip
-SGLANG_SERVED = LENGTHS | {
-    "backend": "sglang", "request_rate": 4.0, "max_concurrency": 16, "duration": 80.0, "completed": 64,
-    "total_input_tokens": 262144, "total_output_tokens": 32768, "request_throughput": 0.8, "output_throughput": 409.6,
-    "mean_e2e_latency_ms": 18330.0, "concurrency": 14.664, "accept_length": 2.6,
-    "server_info": {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4},
-}  # fmt: skip
 PRINTED = f"""
 {" Serving Benchmark Result ":=^50}
 Successful requests:                     200
@@ -89,62 +77,6 @@ Accepted tokens:                         14175
   Position 0:                            66.00
 {"=" * 50}
 """
-MEAN = {"successful": {"mean": 20.0, "median": 19.5, "total_sum": 2000.0, "percentiles": {"p99": 24.0}}}
-GUIDELLM = {
-    "metadata": {"guidellm_version": "0.8.0"},
-    "benchmarks": [
-        {
-            "config": {"strategy": {"type_": "concurrent", "streams": 8}},
-            "metrics": {
-                "request_totals": {"successful": 100},
-                "requests_per_second": MEAN,
-                "output_tokens_per_second": MEAN,
-                "tokens_per_second": MEAN,
-                "request_latency": {"successful": {"mean": 0.4}},
-                "prompt_token_count": MEAN,
-                "output_token_count": MEAN,
-                "time_to_first_token_ms": MEAN,
-                "inter_token_latency_ms": MEAN,
-            },
-        }
-    ],
-}
-AIPERF_TIMES = ("time_to_first_token", "inter_token_latency", "inter_chunk_latency", "request_latency")
-AIPERF = {name: {"unit": "ms", "avg": 20.0, "p50": 19.5, "p99": 24.0} for name in AIPERF_TIMES} | {
-    "aiperf_version": "0.13.0",
-    "request_throughput": {"unit": "requests/sec", "avg": 4.0},
-    "output_token_throughput": {"unit": "tokens/sec", "avg": 512.0},
-    "benchmark_duration": {"unit": "sec", "avg": 50.0},
-    "request_count": {"avg": 200},
-    "total_isl": {"avg": 102400},
-    "total_osl": {"avg": 25600},
-    "input_config": {"models": ["m"], "phases": [{"name": "profiling", "concurrency": 8}]},
-}
-TENSORRT_LLM = """
-= REQUEST DETAILS
-Number of requests:             80
-Number of concurrent requests:  15.4000
-Average Input Length (tokens):  512.0000
-Average Output Length (tokens): 256.0000
-= PERFORMANCE OVERVIEW
-Request Throughput (req/sec):                     8.7900
-Total Output Throughput (tokens/sec):             2250.5000
-Total Latency (ms):                               9100.0000
-Average request latency (ms):                     1750.0000
-Average time-per-output-token [TPOT] (ms):        6.6000
-[AL] AVERAGE: 2.56
-"""
-SUMMARY = "".join(
-    ",".join(map(str, row)) + "\n"
-    for row in zip(*((name, value) for name, value in SERVED.items() if not isinstance(value, list)), strict=True)
-)
-CLIENTS = {
-    "guidellm.json": json.dumps(GUIDELLM),
-    "aiperf.json": json.dumps(AIPERF),
-    "tensorrt-llm.txt": TENSORRT_LLM,
-    "summary.csv": SUMMARY,
-    "summary.json": json.dumps([SERVED, SERVED]),
-}
 RECORDS = {
     "own.json": json.dumps(
         AcceptanceRecord("a file", "specsim", "drafts", 2.5, 1, 3, 4, rates=(0.7, 0.5, 0.3)).to_json()
@@ -195,7 +127,7 @@ RECORDS = {
     'sglang:spec_cap_length{tp_rank="0"} 3.6\nsglang:spec_block_accept_length{tp_rank="0"} 3.4\n',
     "sglang.log": "[TP0] Decode batch, #running-req: 8, accept len: 2.53, accept rate: 0.51, #queue-req: 0,\n",
 }
-SERVED_JSON = {"served.json": json.dumps(SERVED), "sglang.jsonl": lines(SGLANG_SERVED)}
+SERVED_JSON = {"served.json": json.dumps(VLLM | SPEC), "sglang.jsonl": lines(SGLANG | {"server_info": SGLANG_DRAFTS})}
 REPORTS = SERVED_JSON | CLIENTS | {"printed.txt": PRINTED}
 METRICS = "metric,value\nOutput Throughput (tok/s),512\nMean TTFT (ms),180.5\n"
 CHAT = [{"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": [{"token": "b", "logprob": -1.5}]}]
@@ -221,8 +153,6 @@ ANSWERS = {
 TABLE = (
     "batch,num_steps,tokens_per_s,accept_length,prompt_tokens,output_tokens\n4,0,900,,512,128\n4,3,1500,2.4,512,128\n"
 )
-LATENCY = {"avg_latency": 2.5, "latencies": [2.4, 2.6], "percentiles": {"50": 2.5}}
-BATCH = {"batch_size": 4, "input_len": 512, "output_len": 128, "latency": 2.5, "output_throughput": 300.0}
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:50.9951690,396,109\n2023-11-16 18:15:46.68,374,44\n"
 BURSTGPT = (
     "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
@@ -269,7 +199,7 @@ def compare_answers(path: Path) -> None:
 
 
 READERS = {
-    "records": Reader(check_records, RECORDS | SERVED_JSON | {"printed.txt": PRINTED, "summary.csv": SUMMARY}),
+    "records": Reader(check_records, RECORDS | SERVED_JSON | {"printed.txt": PRINTED, "vllm.csv": CLIENTS["vllm.csv"]}),
     "reports": Reader(check_reports, REPORTS | {"metrics.csv": METRICS}),
     "answers": Reader(compare_answers, ANSWERS),
     "benchmarks": Reader(

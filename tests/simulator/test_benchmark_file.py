@@ -7,78 +7,10 @@ import pytest
 from specsim.core.errors import InputError
 from specsim.simulator.calibration.benchmark_file import Context, read
 
+from .client_files import BATCH, LATENCY, SGLANG, SGLANG_DRAFTS, SPEC, VLLM
+
 NOTHING = Context()
 LOADS = Context(num_steps=3, batch=8, prompt_tokens=512, output_tokens=128)
-VLLM = {  # vllm bench serve --save-result, 0.11
-    "date": "20260101-000000",
-    "endpoint_type": "vllm",
-    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
-    "num_prompts": 80,
-    "request_rate": "inf",
-    "max_concurrency": 16,
-    "duration": 12.5,
-    "completed": 80,
-    "total_input_tokens": 80 * 300,
-    "total_output_tokens": 80 * 200,
-    "request_throughput": 6.4,
-    "output_throughput": 1280.0,
-    "total_token_throughput": 3200.0,
-    "mean_ttft_ms": 40.0,
-    "median_ttft_ms": 38.0,
-    "p99_ttft_ms": 80.0,
-    "mean_tpot_ms": 12.0,
-    "median_tpot_ms": 12.0,
-    "p99_tpot_ms": 14.0,
-    "mean_itl_ms": 28.0,
-    "median_itl_ms": 28.0,
-    "p99_itl_ms": 33.0,
-}
-SPEC = {
-    "spec_decode_acceptance_rate": 50.0,
-    "spec_decode_acceptance_length": 2.5,
-    "spec_decode_num_drafts": 6400,
-    "spec_decode_draft_tokens": 19200,
-    "spec_decode_accepted_tokens": 9600,
-    "spec_decode_per_position_acceptance_rates": [0.7, 0.5, 0.3],
-}
-SGLANG = {  # sglang.bench_serving --output-file, 0.5
-    "backend": "sglang",
-    "dataset_name": "random",
-    "request_rate": "inf",
-    "max_concurrency": 4,
-    "duration": 10.0,
-    "completed": 20,
-    "total_input_tokens": 20 * 1024,
-    "total_output_tokens": 20 * 256,
-    "request_throughput": 2.0,
-    "output_throughput": 512.0,
-    "mean_e2e_latency_ms": 1990.0,
-    "median_e2e_latency_ms": 1990.0,
-    "mean_ttft_ms": 60.0,
-    "median_ttft_ms": 60.0,
-    "p99_ttft_ms": 90.0,
-    "mean_tpot_ms": 7.5,
-    "median_tpot_ms": 7.5,
-    "p99_tpot_ms": 8.0,
-    "mean_itl_ms": 20.0,
-    "median_itl_ms": 20.0,
-    "p99_itl_ms": 25.0,
-    "concurrency": 3.9,
-    "accept_length": 2.8,
-}
-BATCH = {  # sglang.bench_one_batch_server --result-filename, 0.5
-    "run_name": "default",
-    "batch_size": 8,
-    "input_len": 1024,
-    "output_len": 101,
-    "latency": 2.5,
-    "input_throughput": 16384.0,
-    "output_throughput": 404.0,
-    "overall_throughput": 3600.0,
-    "last_ttft": 0.5,
-    "last_gen_throughput": 410.0,
-    "acc_length": 2.2,
-}
 
 
 @pytest.fixture
@@ -96,8 +28,8 @@ def test_a_vllm_result_contains_its_setting(made):
     assert source.tool == "vllm bench serve"
     assert len(source.sha256) == 64
     assert (cell.config.num_steps, cell.batch, cell.accept_length) == (3, 16, 2.5)
-    assert (cell.prompt_tokens, cell.output_tokens) == (300, 200)
-    assert cell.figures == {"tokens_per_s": 1280.0, "tpot_s": 0.012, "ttft_s": 0.04}
+    assert (cell.prompt_tokens, cell.output_tokens) == (256, 128)
+    assert cell.figures == pytest.approx({"tokens_per_s": 768.0, "tpot_s": 0.0196, "ttft_s": 0.18})
     _, (plain,) = made(VLLM)
     assert plain.config.is_plain
     assert plain.accept_length == 1
@@ -108,7 +40,7 @@ def test_requests_in_flight_are_a_limit_or_a_mean(made):
     _, (cell,) = made(free, LOADS)
     assert cell.batch == 8  # as given
     _, (cell,) = made(free, Context(num_steps=3))
-    assert cell.batch == 4  # the mean that the client measured
+    assert cell.batch == 16  # the mean that the client measured
     with pytest.raises(InputError, check=lambda error: error.name == "batch"):
         made({name: value for name, value in VLLM.items() if name != "max_concurrency"})
 
@@ -118,10 +50,10 @@ def test_an_sglang_result_needs_its_steps_or_has_them(made):
         made(SGLANG)
     source, (cell,) = made(SGLANG, LOADS)
     assert source.tool == "sglang bench_serving"
-    assert (cell.config.num_steps, cell.batch, cell.accept_length) == (3, 4, 2.8)
-    info = {"speculative_num_steps": 4, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 8}
+    assert (cell.config.num_steps, cell.batch, cell.accept_length) == (3, 16, 2.5)
+    info = SGLANG_DRAFTS | {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 8}
     _, (told,) = made(SGLANG | {"server_info": info}, LOADS)
-    assert (told.config.topk, told.config.num_steps, told.config.num_draft_tokens) == (2, 4, 8)
+    assert (told.config.topk, told.config.num_steps, told.config.num_draft_tokens) == (2, 3, 8)
     _, (plain,) = made(SGLANG | {"accept_length": None})
     assert plain.config.is_plain
 
@@ -138,10 +70,9 @@ def test_lines_of_one_batch_are_cells_of_decoding(made):
 
 
 def test_latency_and_throughput_need_what_they_lack(made):
-    latency = {"avg_latency": 2.0, "latencies": [2.0], "percentiles": {"50": 2.0}}
     with pytest.raises(InputError, check=lambda error: error.name == "batch"):
-        made(latency)
-    source, (cell,) = made(latency, LOADS)
+        made(LATENCY)
+    source, (cell,) = made(LATENCY, LOADS)
     assert (source.tool, cell.figures) == ("vllm bench latency", {"tokens_per_s": 8 * 128 / 2.0})
     assert cell.accept_length is None
     throughput = {"elapsed_time": 10.0, "num_requests": 100, "total_num_tokens": 64000, "requests_per_second": 10.0}

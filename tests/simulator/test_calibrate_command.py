@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from .client_files import VLLM
+
 
 @pytest.fixture
 def table(known_server, tmp_path):
@@ -60,12 +62,6 @@ def test_bad_files_and_settings_are_refused(command, table, tmp_path):
 
 
 def test_a_file_of_another_model_is_said_or_refused(command, tmp_path):
-    latencies = {f"{how}_{what}_ms": 20.0 for how in ("mean", "median", "p99") for what in ("ttft", "tpot", "itl")}
-    served = latencies | {
-        "backend": "vllm", "duration": 50.0, "completed": 200, "max_concurrency": 8, "total_input_tokens": 102400,
-        "total_output_tokens": 25600, "request_throughput": 4.0, "output_throughput": 512.0,
-        "total_token_throughput": 2560.0, "request_rate": "inf",
-    }  # fmt: skip
     path = tmp_path / "served.json"
     doubt = "served.json names the model org/other-moe, and the profile is of llama-3.1-8b"
     for name, status, says in (
@@ -73,7 +69,7 @@ def test_a_file_of_another_model_is_said_or_refused(command, tmp_path):
         ("meta-llama/Llama-3.1-8B-Instruct", 0, ""),
         ("meta-llama/Llama-2-70b-chat-hf", 2, "so give --model llama-2-70b"),
     ):
-        for value in (served | {"model_id": name}, served | {"server_info": {"decode": [{"model_path": name}]}}):
+        for value in (VLLM | {"model_id": name}, VLLM | {"server_info": {"decode": [{"model_path": name}]}}):
             path.write_text(json.dumps(value))
             ended = command("calibrate", str(path), "--num-steps", "0")
             assert ended.status == status

@@ -78,12 +78,6 @@ def test_an_idle_server_has_no_requests_under_way():
     assert derived(idle) == {"prompt": None, "output": None, "by times": None, "drafts": None, "under way": 0}
 
 
-def test_output_tokens_as_stated_are_compared_without_latencies():
-    report = Report("a run", {"Output Throughput (tok/s)": 1280.0, "Request Throughput (req/s)": 10.0})
-    assert wrong(report, Stated(output_tokens=128)) == set()
-    assert wrong(report, Stated(output_tokens=1536)) == {"E2E = TTFT + (L - 1) · TPOT"}
-
-
 @pytest.mark.parametrize("factor", [0.7, 0.99, 1.01, 1.3])
 def test_a_stated_length_shows_a_wrong_tpot(factor):
     (report,) = (each for each in read_reports(VLLM_41162) if each.label == "Llama3 8B · 0.0 · 16 · before")
@@ -101,11 +95,6 @@ def test_requests_under_way_follow_from_tpot_without_e2e_latency(factor, is_true
     assert "requests/s · E2E ≤ concurrency" not in {finding.identity for finding in lint(changed)}
     found = [each for each in lint(changed, Stated(output_tokens=128)) if each.identity.startswith("requests/s")]
     assert [each.verdict for each in found] == ["holds" if is_true else "cannot be true"]
-
-
-def test_rates_by_position_that_increase_are_found(served):
-    report = served(3, (128, 129))
-    assert wrong(replace(report, rates_by_position=(0.4, 0.5, 0.1))) == {"accept length = 1 + Σ rates by position"}
 
 
 def test_an_accept_length_without_the_bonus_is_recognised(served):
@@ -199,19 +188,3 @@ def test_lines_of_a_table_may_end_as_anywhere(end, tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes(end.join(("metric,value", "Mean ITL (ms),5", "")).encode())
     assert read_reports(path) == [Report("the run", {"Mean ITL (ms)": 5.0})]
-
-
-def test_results_of_clients_are_read_and_others_refused(served, tmp_path):
-    report = served(3, (128, 129))
-    names = {"Output Throughput (tok/s)": "output_throughput", "Request Throughput (req/s)": "request_throughput"}
-    result = {theirs: report.figures[ours] for ours, theirs in names.items()}
-    totals = {"total_input_tokens": report.input_tokens, "total_output_tokens": report.output_tokens}
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps(result | totals | {"duration": report.duration, "completed": 40}))
-    (read,) = read_reports(path)
-    assert wrong(read) == set()
-    path.write_text(json.dumps(result | totals | {"duration": 2 * report.duration, "completed": 40}))
-    assert wrong(read_reports(path)[0]) == {"throughput · duration = total"}
-    path.write_text("{}")
-    with pytest.raises(InputError, check=lambda error: error.name == "file"):
-        read_reports(path)

@@ -1,4 +1,4 @@
-"""Workloads and the files they come from; benchmark results of vLLM and SGLang."""
+"""Workloads and the files they come from."""
 
 import json
 from dataclasses import replace
@@ -7,20 +7,7 @@ import numpy as np
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.simulator.measurement import read_results
-from specsim.simulator.results import METRICS
 from specsim.simulator.workload import SimulatedWorkload, closed_loop, parse_workload, poisson
-
-LATENCY = {f"{how}_{what}_ms": 1.5 for how in ("mean", "median", "p99") for what in ("ttft", "tpot", "itl")}
-COUNTS = {"duration": 2.0, "completed": 4, "total_input_tokens": 40, "total_output_tokens": 512}
-THROUGHPUT = {"request_throughput": 2.0, "output_throughput": 256.0}
-VLLM = COUNTS | LATENCY | THROUGHPUT
-VLLM |= {"total_token_throughput": 276.0, "request_rate": "inf", "max_concurrency": 4}
-VLLM |= {"spec_decode_acceptance_length": 2.5, "spec_decode_acceptance_rate": 50.0}
-RATES = "spec_decode_per_position_acceptance_rates"
-VLLM |= {RATES: [0.7, 0.5, 0.3]}
-SGLANG = COUNTS | LATENCY | THROUGHPUT
-SGLANG |= {"mean_e2e_latency_ms": 900.0, "accept_length": 2.5, "request_rate": 8.0, "max_concurrency": None}
 
 
 def test_lengths_are_drawn_evenly_and_by_seed():
@@ -91,46 +78,3 @@ def test_a_bad_file_of_requests_is_refused(tmp_path, line, field):
 def test_impossible_workloads_are_refused(make, name, value):
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == (name, value)):
         make()
-
-
-def test_vllm_results_are_read(tmp_path):
-    path = tmp_path / "vllm.json"
-    path.write_text(json.dumps(VLLM))
-    (run,) = read_results(path)
-    assert (run.label, run.completed, run.concurrency, run.rate) == ("vllm, run 1", 4, 4, None)
-    assert run.figures["Spec Decode Accept Rate (%)"] == 50
-    assert run.figures["P99 ITL (ms)"] == 1.5
-    assert set(run.figures) == {name for name in METRICS if "E2E" not in name}
-    assert run.rates_by_position == (0.7, 0.5, 0.3)
-
-
-def test_sglang_results_are_read_line_by_line(tmp_path):
-    path = tmp_path / "sglang.jsonl"
-    path.write_text(json.dumps(SGLANG) + "\n" + json.dumps(SGLANG | {"request_rate": "trace"}) + "\n")
-    first, second = read_results(path)
-    assert (first.label, first.rate, second.rate, first.concurrency) == ("sglang, run 1", 8.0, None, None)
-    assert first.figures["Mean E2E Latency (ms)"] == 900
-    assert first.figures["Total Token Throughput (tok/s)"] == (40 + 512) / 2
-    path.write_text(json.dumps(SGLANG | {"duration": 0}))
-    assert "Total Token Throughput (tok/s)" not in read_results(path)[0].figures
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("", "file"),
-        ("{", "file"),
-        ("[1]", "file"),
-        ("{}", "file"),
-        (json.dumps({name: value for name, value in VLLM.items() if name != "output_throughput"}), "file"),
-        (json.dumps(VLLM | {"duration": -1}), "duration"),
-        (json.dumps(VLLM | {"mean_ttft_ms": "fast"}), "mean_ttft_ms"),
-        (json.dumps(VLLM | {"mean_ttft_ms": 10**400}), "mean_ttft_ms"),
-        (json.dumps(VLLM | {RATES: [1.5]}), RATES),
-    ],
-)
-def test_foreign_results_are_refused(tmp_path, text, name):
-    path = tmp_path / "result.json"
-    path.write_text(text)
-    with pytest.raises(InputError, check=lambda error: error.name == name):
-        read_results(path)
