@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from specsim.simulator.lint import NOTHING_STATED, Stated, lint
-from specsim.simulator.measurement import Report, RequestDetails
+from specsim.simulator.lint import LOOSE, NOTHING_STATED, Stated, lint
+from specsim.simulator.measurement import Report, RequestDetails, Rounded
+from specsim.simulator.tool_figures import EXACT
 
 LENGTH, RATE = "Spec Decode Accept Length", "Spec Decode Accept Rate (%)"
 OUTPUT, REQUESTS, TOTAL = "Output Throughput (tok/s)", "Request Throughput (req/s)", "Total Token Throughput (tok/s)"
@@ -88,6 +89,7 @@ def test_output_tokens_may_be_off_by_a_thousandth(side, edge, by_times, as_state
         (ACCEPTANCE, {LENGTH: 1.0}, {LENGTH: 0.9999}),
         (ACCEPTANCE, {LENGTH: 1.00099, RATE: 0.0}, {LENGTH: 1.00101, RATE: 0.0}),
         (ACCEPTANCE, {LENGTH: 1.4, RATE: 40.0}, {LENGTH: 1.2, RATE: 40.0}),  # one draft a round is the least
+        (ACCEPTANCE, {LENGTH: 1.00099, RATE: 0.0}, {LENGTH: 1.0, RATE: 40.0}),
         (TIMES, {TTFT: 30.0, TPOT: 2.0, E2E: 30.0}, {TTFT: 30.0, TPOT: 2.0, E2E: 29.999}),
         (TOTALS, {OUTPUT: 100.0, TOTAL: 99.91}, {OUTPUT: 100.0, TOTAL: 99.89}),
         (TOTALS, {OUTPUT: 100.0, TOTAL: 500.0}, {OUTPUT: 100.0, TOTAL: 50.0}),
@@ -165,3 +167,45 @@ def test_a_printed_figure_stands_for_all_that_print_so(completed, is_true):
     """0.28 requests per second for 100,000.00 s are 27,500 to 28,500 requests, plus or minus a thousandth."""
     found = report({REQUESTS: 0.28}, duration=100_000.0, completed=completed, rounding=0.005)
     assert verdicts(found, TOTALS) == {"holds" if is_true else "cannot be true"}
+
+
+ALIKE = {TTFT: 1.0, TPOT: 1.0, REQUESTS: 1.0, OUTPUT: 1000.0}
+TOKENS = {TTFT: 10.0, TPOT: 10.0, E2E: 1280.0, REQUESTS: 1.0, OUTPUT: 128.0}
+# By identity: a report of one figure, the last number that may be true, the side on which it cannot, what is stated.
+BOUNDS = [
+    (ACCEPTANCE, lambda x: report({RATE: x}), 100.0, 1, NOTHING_STATED),
+    (ACCEPTANCE, lambda x: report({LENGTH: x}), 1.0, -1, NOTHING_STATED),
+    ("accept length ≤ drafts + 1", lambda x: report({LENGTH: x}), 4 * (1 + EXACT), 1, Stated(num_drafts=3)),
+    (POSITIONS, lambda x: report({}, rates_by_position=(0.5, x)), 0.5 + EXACT, 1,
+     NOTHING_STATED),
+    (TIMES, lambda x: report(TOKENS | {E2E: x, TPOT: 1.0}), 10.0, -1, NOTHING_STATED),
+    (TIMES, lambda x: report(ALIKE | {E2E: x}), 995.0, -1, Stated(output_tokens=1000)),
+    (TIMES, lambda x: report(ALIKE | {OUTPUT: x}), 999.0, -1, Stated(output_tokens=1000)),
+    (UNDER_WAY, lambda x: report({REQUESTS: x, E2E: 1e3}, concurrency=8), 8 * (1 + LOOSE), 1,
+     NOTHING_STATED),
+    (TOTALS, lambda x: report({TOTAL: x, OUTPUT: 1e3}), 1e3 * (1 - EXACT), -1, NOTHING_STATED),
+    (TOTALS, lambda x: report({OUTPUT: x}, duration=1.0, output_tokens=1000), 999.0, -1,
+     NOTHING_STATED),
+    (MEDIANS, lambda x: report({"Median ITL (ms)": x, "P99 ITL (ms)": 5.0}), 5.0, 1, NOTHING_STATED),
+    (DELIVERIES, lambda x: report(TOKENS | {ITL: x}), 10 * (1 - EXACT), -1, NOTHING_STATED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("identity", "of", "bound", "side", "stated"), BOUNDS)
+def test_a_figure_at_the_bound_can_be_true_and_the_next_one_not(identity, of, bound, side, stated):
+    assert "cannot be true" not in verdicts(of(bound), identity, stated)
+    assert "cannot be true" in verdicts(of(float(np.nextafter(bound, side * np.inf))), identity, stated)
+
+
+@pytest.mark.parametrize(("rounds", "drafts", "accepted", "is_true"), [
+    (10, 30, 30, True), (10, 30, 31, False), (10, 10, 5, True), (10, 9, 5, False), (10, 31, 5, False),
+])  # fmt: skip
+def test_counts_may_be_equal(rounds, drafts, accepted, is_true):
+    found = report({}, num_rounds=rounds, num_drafts=drafts, num_accepted_drafts=accepted)
+    assert ("cannot be true" not in verdicts(found, COUNTS, Stated(num_drafts=3))) == is_true
+
+
+def test_integers_at_the_ends_of_the_margin_count():
+    """999 and 1001 are a thousandth away from 1000."""
+    assert Rounded.of(1000).integers(EXACT) == range(999, 1002)
+    assert Rounded.of(np.nextafter(1000, 0)).integers(EXACT) == range(999, 1001)
