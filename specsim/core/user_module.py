@@ -47,17 +47,21 @@ class CallTimeout(BaseException):
 
 
 @contextmanager
-def time_limit() -> Iterator[None]:
-    """Raise CallTimeout in code that has not returned in time; without signals, as in a thread, there is no limit."""
+def time_limit(seconds: float | None = None) -> Iterator[None]:
+    """Raise CallTimeout in code that has not returned in time; without signals, as in a thread, there is no limit.
+
+    seconds: CALL_SECONDS if None.
+    """
+    limit = CALL_SECONDS if seconds is None else seconds
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(*_: object) -> None:
-        raise CallTimeout(f"no result within {CALL_SECONDS:g} seconds")
+        raise CallTimeout(f"no result within {limit:g} seconds")
 
     handler = signal.signal(signal.SIGALRM, stop)
-    remaining, _ = signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS, 1.0)
+    remaining, _ = signal.setitimer(signal.ITIMER_REAL, limit, 1.0)
     try:
         yield
     finally:

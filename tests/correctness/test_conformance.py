@@ -29,7 +29,7 @@ from specsim.correctness.conformance.contract import (
     strided,
 )
 from specsim.correctness.conformance.report import ConformanceReport
-from specsim.correctness.conformance.runner import CASES, call, chosen_operations, function_of, run
+from specsim.correctness.conformance.runner import CASES, CaseProcess, call, chosen_operations, function_of
 
 TESTS = Path(__file__).parent
 PLAIN = str(TESTS / "plain_kernels.py")
@@ -170,7 +170,7 @@ def test_an_injected_error_is_found(operation, change, into, shown, tmp_path):
     source = Path(PLAIN).read_text()
     assert source.count(change) == 1
     function = function_of(load_module(module_of(source.replace(change, into), tmp_path)), BY_NAME[operation])
-    outcomes = [call(function, case, CPU) for case in cases_of(operation) if not case.perilous]
+    outcomes = [call(function, case, CPU) for case in cases_of(operation) if "malformed" not in case.name]
     wrong = [outcome for outcome in outcomes if not outcome.passed]
     assert any(shown in f"{outcome.case} {outcome.detail}" for outcome in wrong)
     assert {outcome.status for outcome in wrong} == {"different"}
@@ -187,7 +187,10 @@ def test_the_command_names_the_case_and_first_wrong_element(tmp_path, call):
     assert status == 1
     assert re.search(r"shift_ids +rotate_input_ids_triton +4 +1 +0 +3", printed)
     shown = "input_ids[2]: expected 8, found 7 (2 elements differ)"
-    assert f"shift_ids: chunks of 1, 2 and 8 tokens\n    different: {shown}\n" in printed
+    assert (
+        f"shift_ids: chunks of 1, 2 and 8 tokens\n    different: {shown}\n       index  [0]  [1]  [2]  [3] " in printed
+    )
+    assert re.search(r"\n +expected +7  102 +8  104 .*\n +found +7  102 +7  104 ", printed)
     report = json.loads(file.read_text())
     assert report["functions"] == {"shift_ids": "rotate_input_ids_triton", "move_kv": "move_kv_cache_native"}
     assert {each["operation"] for each in report["outcomes"] if not each["passed"]} == {"shift_ids"}
@@ -279,13 +282,13 @@ def test_a_file_is_executed_once_until_it_changes(tmp_path):
     count = f"with open({str(counted)!r}, 'a') as file: file.write('x')\n"
     module = module_of(count + Path(PLAIN).read_text(), tmp_path)
     assert ConformanceReport.of(module, ["bonus_tokens", "shift_ids"], "cpu").failures == ()
-    assert counted.read_text() == "x"
+    assert counted.read_text() == "xx"  # here, and in the process of the cases
     os.utime(module, (0, 0))
     load_module(module)
-    assert counted.read_text() == "x"
+    assert counted.read_text() == "xx"
     Path(module).write_text(Path(module).read_text() + "# changed\n")
     load_module(module)
-    assert counted.read_text() == "xx"
+    assert counted.read_text() == "xxx"
 
 
 # The plugin
@@ -525,19 +528,26 @@ def test_the_regions_of_the_distributions_are_fine_enough():
 
 ENDS = {
     "exits": ("import os; os._exit(0)", 1200, "raised", "SystemExit: 0"),  # on a busy machine too
-    "dies": ("import os; os.kill(os.getpid(), 9)", 1200, "ended", "was killed by signal 9"),
-    "hangs": ("import time; time.sleep(60)", 4, "ended", "no result within 4 seconds"),
-}
+    "dies": ("import os; os.kill(os.getpid(), 9)", 1200, "ended", "its process was killed by signal 9"),
+    "loops": ("while True: pass", 0.2, "ended", "no result within 0.2 seconds (--time-limit)"),
+    "hangs where Python does not see a signal": (
+        "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]); time.sleep(1200)",
+        0.2, "ended", "no result within 0.2 seconds (--time-limit)",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ENDS)
-def test_a_process_that_dies_or_hangs_is_an_outcome(how, tmp_path, monkeypatch):
-    body, seconds, status, shown = ENDS[how]
-    monkeypatch.setattr(runner, "SECONDS", seconds)
-    module = module_of(f"def build_tree_kernel_efficient(*arguments): {body}", tmp_path)
-    outcome = run(module, next(case for case in CASES if case.perilous), "cpu")
-    assert (outcome.status, outcome.passed) == (status, False)
-    assert shown in outcome.detail
+def test_a_case_that_its_process_does_not_survive_is_an_outcome(tmp_path, monkeypatch):
+    """The next case runs in a new process."""
+    monkeypatch.setattr(runner, "ANSWER_SECONDS", 5)
+    case = cases_of("bonus_tokens")[0]
+    for how, (body, seconds, status, shown) in ENDS.items():
+        module = tmp_path / f"{re.sub(' ', '_', how)}.py"
+        module.write_text(f"def fill_bonus_tokens(*arguments):\n    {body}")
+        with CaseProcess(str(module), "cpu", seconds) as process:
+            outcomes = [process.run(case) for _ in range(2 if status == "ended" else 1)]
+        assert {(outcome.status, outcome.passed) for outcome in outcomes} == {(status, False)}
+        assert all(shown in outcome.detail for outcome in outcomes), outcomes
 
 
 def test_a_function_named_after_the_cpu_is_for_the_cpu():

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,6 +106,25 @@ FALSE_ALARM = 1e-9  # bound on the probability that a correct sampler fails
 
 
 @dataclass(frozen=True, slots=True)
+class TensorPair:
+    """An expected tensor and the one that a function gave, on the host."""
+
+    expected: torch.Tensor
+    actual: torch.Tensor
+    rows: torch.Tensor | None  # compared rows, bool; None: all
+    tolerance: float | None
+
+    def select(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Choose the compared rows of a tensor, all of one that does not have these rows."""
+        has_rows = self.rows is not None and tensor.shape[:1] == self.rows.flatten().shape
+        return tensor[self.rows.flatten()] if self.rows is not None and has_rows else tensor
+
+    def selected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the compared rows of both."""
+        return self.select(self.expected), self.select(self.actual)
+
+
+@dataclass(frozen=True, slots=True)
 class ResultDifference:
     """A difference in a result."""
 
@@ -114,11 +133,32 @@ class ResultDifference:
     expected: str
     actual: str
     count: int = 1  # number of wrong elements
+    pair: TensorPair | None = field(default=None, compare=False, repr=False)  # where tensors of one dtype differ
 
     def __str__(self) -> str:
         element = "" if self.index is None else str(list(self.index))
         more = "" if self.count == 1 else f" ({self.count} elements differ)"
         return f"{self.result}{element}: expected {self.expected}, found {self.actual}{more}"
+
+    @property
+    def excerpt(self) -> str:
+        """Lines with the indices, the expected and the found values of eight elements around the first wrong one."""
+        if self.pair is None or not self.index:
+            return ""
+        *outer, last = self.index
+        rows = [tensor[tuple(outer)].tolist() for tensor in (self.pair.expected, self.pair.actual)]
+        start = max(0, min(last - 3, len(rows[0]) - 8))
+        columns = [("index", "expected", "found")]
+        columns += [
+            (str([*outer, start + step]), *map(str, pair))
+            for step, pair in enumerate(zip(*(row[start : start + 8] for row in rows), strict=True))
+        ]
+        widths = [max(map(len, column)) for column in columns]
+        lines = (
+            "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+            for line in zip(*columns, strict=True)
+        )
+        return "\n".join(lines)
 
 
 def difference(value: Value, result: Any, call: Call) -> ResultDifference | None:
@@ -142,17 +182,20 @@ def _of_tensors(
     name: str, expected: torch.Tensor, result: torch.Tensor, tolerance: float | None, rows: torch.Tensor | None
 ) -> ResultDifference | None:
     form = _of_form(name, expected, result)
+    if form is not None and form.expected.startswith("shape"):
+        return replace(form, pair=TensorPair(expected, result.cpu(), None, tolerance))
     if form is not None:
         return form
     result = result.cpu()
-    wrong = _wrong(expected, result, tolerance)
+    wrong = mismatches(expected, result, tolerance)
     if rows is not None:
         wrong &= rows.view(-1, *[1] * (wrong.dim() - 1))
     places = wrong.nonzero()
     if not len(places):
         return None
     index = tuple(places[0].tolist())
-    return ResultDifference(name, index, _entry(expected, index), _entry(result, index), len(places))
+    pair = TensorPair(expected, result, rows, tolerance)
+    return ResultDifference(name, index, _entry(expected, index), _entry(result, index), len(places), pair)
 
 
 def _of_form(name: str, expected: torch.Tensor | SampleDistribution, result: torch.Tensor) -> ResultDifference | None:
@@ -167,7 +210,8 @@ def _of_form(name: str, expected: torch.Tensor | SampleDistribution, result: tor
     return None
 
 
-def _wrong(expected: torch.Tensor, result: torch.Tensor, tolerance: float | None) -> torch.Tensor:
+def mismatches(expected: torch.Tensor, result: torch.Tensor, tolerance: float | None) -> torch.Tensor:
+    """Mark the elements that differ, bool; NaN equals itself. Both have one shape and one dtype."""
     if not tolerance:
         same = bits(expected) == bits(result)
         if expected.is_floating_point():

@@ -185,7 +185,6 @@ class KernelCase:
     name: str
     build: Callable[[], Call]  # makes the call, with the results of the reference implementation
     may_refuse: bool = False  # whether an exception passes too, for input that the contract excludes
-    perilous: bool = False  # whether an error may hang or end the process, so the call runs in its own
     # Adapts the call to the function, where a name stands for several conventions.
     adapt: Callable[[Callable[..., Any], Call], Call] | None = None
 

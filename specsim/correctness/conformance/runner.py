@@ -1,30 +1,27 @@
-"""Runs of all cases against a module's functions, in the order of the operations.
+"""Runs of cases against a module's functions, in a process that a case may end."""
 
-python -m specsim.correctness.conformance.runner MODULE OPERATION CASE DEVICE FILE runs one case in its own process.
-"""
-
-import json
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
-from subprocess import TimeoutExpired
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
-from specsim.core.children import child_words, describe_end, python_path, run_child, temporary_folder
+from specsim.core.children import ProcessLost
 from specsim.core.errors import InputError, require
-from specsim.core.user_module import CALL_SECONDS, load_module, one_line, time_limit, user_code
+from specsim.core.user_module import CALL_SECONDS, CallTimeout, load_module, one_line, time_limit, user_code
+from specsim.core.workers import Workers
 from specsim.correctness.conformance import chains, drafting, greedy, slots, target_only, trees
-from specsim.correctness.conformance.comparison import ResultDifference, difference, guard_all, outline, pieces, tensors
-from specsim.correctness.conformance.contract import BY_NAME, DEVICE, OPERATIONS, Call, KernelCase, Operation
+from specsim.correctness.conformance.checked_call import wrong_result
+from specsim.correctness.conformance.comparison import ResultDifference
+from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Call, KernelCase, Operation
+from specsim.correctness.conformance.patterns import NOT_WRITTEN, patterns
 
-SECONDS = 2 * CALL_SECONDS  # limit of a process, its start included
 CASES: tuple[KernelCase, ...] = tuple(
     case
     for operation in OPERATIONS
@@ -32,6 +29,7 @@ CASES: tuple[KernelCase, ...] = tuple(
     for case in module.CASES
     if case.operation == operation.name
 )
+ANSWER_SECONDS = 30  # for a process to answer after the limit of a call, with the making of its arguments
 Status = Literal["equal", "refused", "different", "raised", "ended"]
 
 
@@ -43,6 +41,8 @@ class CaseOutcome:
     case: str  # name of the case
     status: Status  # refused: an exception where one is allowed; ended: the process hung or died
     detail: str = ""  # difference or message
+    excerpt: str = ""  # lines with indices, expected and found values around the first wrong element
+    patterns: tuple[str, ...] = ()  # what a wrong result looks like, such as a shifted, transposed or stale one
 
     @property
     def passed(self) -> bool:
@@ -91,43 +91,121 @@ def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[O
     return chosen
 
 
-def run(module: str, case: KernelCase, device: str) -> CaseOutcome:
-    """Run one case, in this process or, if it is perilous, in its own."""
-    if case.perilous:
-        return _run_in_process(module, case, device)
-    function = function_of(load_module(module), BY_NAME[case.operation], device)
+def chosen_cases(operations: Sequence[Operation], name: str | None = None) -> list[KernelCase]:
+    """Choose all cases of these operations, or those with this name, OPERATION: NAME or NAME.
+
+    InputError for a name that none has.
+    """
+    cases = [case for operation in operations for case in CASES if case.operation == operation.name]
+    chosen = [case for case in cases if name is None or name in (case.id, case.name)]
+    near = get_close_matches(name or "", [case.id for case in cases], cutoff=0.3)
+    require(chosen, "case", name, f"one of {len(cases)} cases, such as {' or '.join(near or [cases[0].id])}")
+    return chosen
+
+
+class CaseProcess:
+    """A process that runs a module's cases one after the other; after one that ends it, a new process."""
+
+    def __init__(self, module: str, device: str, seconds: float = CALL_SECONDS) -> None:
+        """Take the module by name or file, the device of its functions, and the limit of a call."""
+        self._module, self._device, self._seconds = module, device, seconds
+        self._workers: Workers | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process."""
+        if self._workers is not None:
+            self._workers.__exit__(ProcessLost, None, None)
+        self._workers = None
+
+    def run(self, case: KernelCase) -> CaseOutcome:
+        """Run one case; InputError for a module without a function for its operation."""
+        if self._workers is None:
+            self._workers = Workers(1)
+            self._workers.submit(_load, self._module, case.operation, self._device).result()
+        chosen = (self._module, case.operation, case.name, self._device, self._seconds)
+        try:
+            return self._workers.submit(_run, *chosen).result(timeout=self._seconds + ANSWER_SECONDS)
+        except TimeoutError:  # code that Python cannot interrupt
+            ending = _no_result(self._seconds)
+        except ProcessLost as lost:
+            ending = f"its process {lost.ending}"
+        self.__exit__()
+        return CaseOutcome(case.operation, case.name, "ended", ending)
+
+
+def _no_result(seconds: float) -> str:
+    return f"no result within {seconds:g} seconds (--time-limit)"
+
+
+def loaded_function(module: str, operation: str, device: str) -> Callable[..., Any]:
+    """Load a module and its function for an operation; InputError where it has none."""
+    function = function_of(load_module(module), BY_NAME[operation], device)
     if function is None:
-        raise InputError("module", module, f"a module with a function for {case.operation}")
-    return call(function, case, torch.device(device))
+        raise InputError("module", module, f"a module with a function for {operation}")
+    return function
 
 
-def call(function: Callable[..., Any], case: KernelCase, device: torch.device) -> CaseOutcome:
-    """Call the function once, in this process, and compare its results."""
-    operation = BY_NAME[case.operation]
+def _load(module: str, operation: str, device: str) -> None:
+    """Load a module before the time of its first call is counted."""
+    loaded_function(module, operation, device)
+
+
+def _run(module: str, operation: str, name: str, device: str, seconds: float) -> CaseOutcome:
+    """Run one case in this process."""
+    case = next(case for case in CASES if (case.operation, case.name) == (operation, name))
+    return call(loaded_function(module, operation, device), case, torch.device(device), seconds)
+
+
+def adapted_call(function: Callable[..., Any], case: KernelCase) -> Call:
+    """Make the call of a case in the form that the function takes."""
     with _defaults():
         case_call = case.build()
-        case_call = case_call if case.adapt is None else case.adapt(function, case_call)
+        return case_call if case.adapt is None else case.adapt(function, case_call)
+
+
+def call(
+    function: Callable[..., Any], case: KernelCase, device: torch.device, seconds: float = CALL_SECONDS
+) -> CaseOutcome:
+    """Call the function once, in this process, and compare its results."""
+    case_call = adapted_call(function, case)
     try:
-        values = case_call.arguments.values()
-        arguments = [device if value is DEVICE else guard_all(value, device) for value in values]
-        handed = tensors(arguments)
-        before = outline(handed)
-        with warnings.catch_warnings(action="ignore"), time_limit():
-            returned = function(*handed)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-        wrong = (
-            _miscounted(operation, returned)
-            or _first_wrong(operation, _results(operation, arguments, returned), case_call, device)
-            or _misused(operation, arguments, before, outline(handed))
-        )
-        detail = str(wrong) if wrong else ""
+        with warnings.catch_warnings(action="ignore"), time_limit(seconds):
+            wrong = wrong_result(function, BY_NAME[case.operation], case_call, device)
     except KeyboardInterrupt:
         raise
+    except CallTimeout:
+        return CaseOutcome(case.operation, case.name, "ended", _no_result(seconds))
     except BaseException as error:
         status = "refused" if case.may_refuse and _is_refusal(error) else "raised"
         return CaseOutcome(case.operation, case.name, status, one_line(error))
-    return CaseOutcome(case.operation, case.name, "different" if detail else "equal", detail)
+    if wrong is None:
+        return CaseOutcome(case.operation, case.name, "equal")
+    looks_like = () if wrong.pair is None else tuple(patterns(wrong.pair, _copied_tensors(wrong, case, case_call)))
+    return CaseOutcome(case.operation, case.name, "different", str(wrong), wrong.excerpt, looks_like)
+
+
+def _copied_tensors(wrong: ResultDifference, case: KernelCase, case_call: Call) -> dict[str, torch.Tensor]:
+    """List tensors that a wrong result may be a copy of: arguments of the call, and results of earlier cases."""
+    arguments = [named for name, value in case_call.arguments.items() for named in _named_tensors(name, value)]
+    copies = {
+        NOT_WRITTEN if name == wrong.result else f"equal to the argument {name}": tensor for name, tensor in arguments
+    }
+    operation_cases = (other for other in CASES if other.operation == case.operation)
+    with _defaults():
+        for earlier in takewhile(lambda other: other is not case, operation_cases):
+            for name, value in earlier.build().expected.items():
+                same = (tensor for label, tensor in _named_tensors(name, value) if label == wrong.result)
+                copies |= {f"stale: the result of an earlier case, {earlier.name}": tensor for tensor in same}
+    return copies
+
+
+def _named_tensors(name: str, value: Any) -> list[tuple[str, torch.Tensor]]:
+    """List the tensors of a value with the names that a report has for them."""
+    items = [(f"{name}[{i}]", item) for i, item in enumerate(value)] if isinstance(value, list) else [(name, value)]
+    return [(label, item) for label, item in items if isinstance(item, torch.Tensor)]
 
 
 @contextmanager
@@ -145,92 +223,3 @@ def _defaults() -> Iterator[None]:
 def _is_refusal(error: BaseException) -> bool:
     """Whether a caller can continue, which it cannot after an exit or an error that the GPU keeps."""
     return isinstance(error, Exception) and not isinstance(error, torch.AcceleratorError)
-
-
-def _first_wrong(
-    operation: Operation, results: dict[str, Any], case_call: Call, device: torch.device
-) -> ResultDifference | None:
-    """Find the first difference from the expected results, unless an alternative fits."""
-    for name in case_call.expected:
-        result = results.get(name)
-        if isinstance(result, torch.Tensor) and result.device.type != device.type:
-            return ResultDifference(name, None, f"a tensor on {device.type}", f"one on {result.device.type}")
-    firsts = []
-    for expected in (case_call.expected, *case_call.alternatives):
-        fitted = replace(case_call, expected=expected)
-        differences = (difference(value, results.get(value.name), fitted) for value in operation.results)
-        firsts.append(next((first for first in differences if first is not None), None))
-    return None if None in firsts else firsts[0]
-
-
-def _results(operation: Operation, arguments: list[Any], returned: Any) -> dict[str, Any]:
-    """Collect results by name: arguments written in place, and returned values, nested or not."""
-    values = zip(operation.arguments, arguments, strict=True)
-    written = {value.name: tensors(argument) for value, argument in values if value.role in ("out", "inout")}
-    return written | dict(zip(_returned(operation), _flat(returned), strict=False))
-
-
-def _returned(operation: Operation) -> list[str]:
-    return [value.name for value in operation.results if value.role == "returned"]
-
-
-def _miscounted(operation: Operation, returned: Any) -> ResultDifference | None:
-    """Report too many returned values, which callers cannot unpack; missing ones differ when compared."""
-    names = _returned(operation)
-    count = len(_flat(returned))
-    if not 0 < len(names) < count:
-        return None
-    return ResultDifference("number of returned values", None, f"{len(names)} ({', '.join(names)})", str(count))
-
-
-def _flat(returned: Any) -> list[Any]:
-    if isinstance(returned, (tuple, list)):
-        return [leaf for value in returned for leaf in _flat(value)]
-    return [returned]
-
-
-def _misused(
-    operation: Operation, arguments: list[Any], before: list[Any], after: list[Any]
-) -> ResultDifference | None:
-    """Find a write out of bounds, a changed input, or a result in other memory.
-
-    before, after: outlines of the call.
-    """
-    for value, argument, then, now in zip(operation.arguments, arguments, before, after, strict=True):
-        guarded_tensors = pieces(argument)
-        if any(guarded.is_overrun for guarded in guarded_tensors):
-            return ResultDifference(value.name, None, "no write outside the tensor", "a write out of bounds")
-        if value.role == "in" and (now != then or any(guarded.is_changed for guarded in guarded_tensors)):
-            return ResultDifference(value.name, None, "an unchanged input", "changed content")
-        if value.role in ("out", "inout") and any(guarded.is_moved for guarded in guarded_tensors):
-            return ResultDifference(value.name, None, "a tensor in its own memory", "one in other memory")
-    return None
-
-
-def _run_in_process(module: str, case: KernelCase, device: str) -> CaseOutcome:
-    """Run the case in its own process, which may hang or die."""
-    with temporary_folder() as folder:
-        outcome_path = folder / "outcome.json"
-        arguments = (module, case.operation, case.name, device, str(outcome_path))
-        words = child_words(folder, "specsim.correctness.conformance.runner", *arguments)
-        try:
-            child = run_child(words, SECONDS, env=os.environ | python_path())
-        except TimeoutExpired:
-            return CaseOutcome(case.operation, case.name, "ended", f"no result within {SECONDS} seconds")
-        if not outcome_path.exists():
-            last = child.err.strip().splitlines()[-1:] or ["no message"]
-            return CaseOutcome(case.operation, case.name, "ended", f"it {describe_end(child.status)}: {last[0]}")
-        return CaseOutcome(**json.loads(outcome_path.read_text()))
-
-
-def main(module: str, operation: str, name: str, device: str, file: str) -> None:
-    """Run one case, and write its outcome for the waiting process."""
-    function = function_of(load_module(module), BY_NAME[operation], device)
-    if function is None:
-        raise LookupError(f"{module} has no function for {operation}")
-    case = next(case for case in CASES if (case.operation, case.name) == (operation, name))
-    Path(file).write_text(json.dumps(asdict(call(function, case, torch.device(device)))))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

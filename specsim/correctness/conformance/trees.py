@@ -159,7 +159,7 @@ _BUILD = (
     KernelCase("build_tree", "ties", partial(_grown, 4, 4, 3, 12, FULL_MASK, coarse=True)),
     *_refusable(),
     *(
-        KernelCase("build_tree", f"malformed: {name}", partial(_damaged, damage), may_refuse=True, perilous=True)
+        KernelCase("build_tree", f"malformed: {name}", partial(_damaged, damage), may_refuse=True)
         for name, damage in _MALFORMED.items()
     ),
 )
