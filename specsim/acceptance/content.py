@@ -126,11 +126,12 @@ def reported(content: Content, requests: Sequence[Mapping[str, Any]], counts: Se
     The figures of each request come along, for the identities between them.
     """
     lengths = [request.get("mean_acceptance_length") for request in requests]
+    lengths += [None] * any(request_total.with_drafts().undrafted for request_total in counts)  # those count all rounds
     drafts = [content.count(request, *_REQUEST_FIGURES["proposed"]) for request in requests]
     rounds = sum(request_total.rounds for request_total in counts)
     tokens = [
         content.number("mean_acceptance_length", length) * request_total.rounds
-        for length, request_total in zip(lengths, counts, strict=True)
+        for length, request_total in zip(lengths, counts, strict=False)
         if length is not None
     ]
     return {

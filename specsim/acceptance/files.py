@@ -142,9 +142,8 @@ def _benchmark_record(content: Content, report: Report) -> AcceptanceRecord | No
     steps = len(rates) or (drafts // rounds if drafts and drafts % rounds == 0 else None)
     total = Counts(rounds, accepted, counts if is_exact else ())
     length = 1 + accepted / rounds
-    return AcceptanceRecord(
-        content.source, tool, REPORT_CONVENTION, length, topk=1, num_steps=steps, counts=(total,), rates=rates
-    )
+    setting = {"topk": 1, "num_steps": steps, "proposed_drafts": drafts}
+    return AcceptanceRecord(content.source, tool, REPORT_CONVENTION, length, counts=(total,), rates=rates, **setting)
 
 
 # By the name of a format, its reader.

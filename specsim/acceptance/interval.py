@@ -40,19 +40,20 @@ def length_interval(record: AcceptanceRecord) -> Interval | None:
 
 
 def rate_intervals(record: AcceptanceRecord, is_conditional: bool = False) -> list[Interval] | None:
-    """Compute an interval of the rate at each position; None without counts by position."""
+    """Compute an interval of the rate at each position; None without the counts that it needs."""
     total = record.total
-    if total is None or not total.by_position:
+    reached = record.reached
+    if total is None or not total.by_position or (is_conditional and not reached):
         return None
-    reached = total.reached or total.default_reached
-    tried = reached if is_conditional else (total.rounds,) * len(reached)
+    depth = len(total.by_position)
+    tried = reached if is_conditional else (total.rounds,) * depth
     if not is_resampled(record) or not all(counts.by_position for counts in record.counts):
         return [_wilson(count, number) for count, number in zip(total.by_position, tried, strict=True)]
-    rows = [_padded(counts, len(reached)) for counts in record.counts]
+    rows = [_padded(counts, depth) for counts in record.counts]
     accepted = np.array([row.by_position for row in rows])
     reached_rounds = np.array([row.reached or row.default_reached for row in rows]) if is_conditional else None
     intervals = []
-    for position in range(len(reached)):
+    for position in range(depth):
         below = rounds_of(record) if reached_rounds is None else reached_rounds[:, position]
         low, high = bootstrap_ratio(accepted[:, position], below) if below.sum() else (float("nan"),) * 2
         intervals.append(Interval(low, high, CONFIDENCE, f"bootstrap over {len(rows)} requests"))

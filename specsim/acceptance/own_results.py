@@ -42,7 +42,7 @@ def _record(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRe
     interval = value["interval"]
     counts = [content.mapping("counts", entry) for entry in content.items("counts", value["counts"])]
     rows = [content.mapping("positions", entry) for entry in content.items("positions", value["positions"])]
-    yield AcceptanceRecord(
+    record = AcceptanceRecord(
         content.source,
         value["tool"],
         value["convention"],
@@ -59,6 +59,7 @@ def _record(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRe
         temperature=value["temperature"],
         stated=(_figures(content, value, counts, rows),),
     )
+    yield record.with_drafts()
 
 
 def _figures(content: Content, value: Mapping[str, Any], counts: list, rows: list) -> ToolFigures:
@@ -115,6 +116,7 @@ def _outputs(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceR
     config = value["config"]
     outputs = value["outputs"]
     counts = [_request(output, config["num_steps"]) for output in outputs]
+    depths = [depth for output in outputs for depth in output.get("proposed_depth_per_round") or ()]
     temperatures = {output["temperature"] for output in outputs if output.get("temperature") is not None}
     yield AcceptanceRecord.of_counts(
         counts,
@@ -123,6 +125,7 @@ def _outputs(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceR
         CONVENTION,
         **{name: config[name] for name in _SETTING},
         is_by_request=True,
+        proposed_drafts=sum(depths) if value.get("adaptive") else None,  # else a drafter itself proposes fewer
         pair=value["pair"],
         temperature=temperatures.pop() if len(temperatures) == 1 else None,
     )

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from specsim.acceptance.interval import with_interval
 from specsim.core.config import SpecConfig
-from specsim.core.display import figure, heading, paragraph, print_table, setting, short_setting
+from specsim.core.display import figure, heading, paragraph, print_table, rounds_text, setting, short_setting
 from specsim.core.files import without_nan
 from specsim.simulator.acceptance import accept_length
 from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
@@ -54,7 +54,14 @@ def rows(record: AcceptanceRecord) -> list[tuple[str, str]]:
     figures = [("accept length", f"{record.accept_length:.3f} tokens a round, bonus included{_band(record.interval)}")]
     if record.rounds is not None:
         requests = f", {len(record.counts):,} requests" if record.is_by_request else ""
-        figures.append(("rounds", f"{record.rounds:,}{requests}"))
+        undrafted = record.total.undrafted if record.total else 0
+        figures.append(("rounds", f"{rounds_text(record.rounds, undrafted)}{requests}"))
+    if record.mean_drafts is not None and (full := record.full):
+        varying = f"{record.mean_drafts:.2f} on average of at most {len(record.rates)}: their number varies"
+        figures.append(("drafts a round", varying))
+        band = "" if full.low == full.high else f", {full.low:.3f} to {full.high:.3f}"
+        length = f"{1 + sum(full.rates):.3f} tokens a round{band}, if their number does not depend on the text"
+        figures.append(("with all drafts", length))
     return figures
 
 
@@ -65,8 +72,7 @@ def _band(interval: Interval | None) -> str:
 
 
 def _positions(record: AcceptanceRecord) -> list[tuple[str, ...]]:
-    total = record.total
-    reached = () if total is None else total.reached or total.default_reached
+    reached = record.reached
     return [
         (str(index + 1), figure(rate, 3), figure(conditional, 3), f"{reached[index]:,}" if reached else "-")
         for index, (rate, conditional) in enumerate(zip(record.rates, record.conditional, strict=True))
@@ -112,7 +118,7 @@ def predict_from(record: AcceptanceRecord) -> RecordPrediction:
 
 
 def _expected(record: AcceptanceRecord, config: SpecConfig, measured: SpecConfig | None) -> ExpectedLength:
-    if config == measured:
+    if config == measured and record.mean_drafts is None:
         return ExpectedLength(config, record.accept_length, None, True)
     if config.topk == 1:
         length = accept_length(rank_by_depth(record_shares(record, config.num_steps).shares, config))

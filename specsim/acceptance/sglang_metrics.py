@@ -78,7 +78,11 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     requests = list(latest.values())
     counts = [_request(content, request) for request in requests]
     depth = max(len(request_counts.by_position) for request_counts in counts)
-    setting = _setting(content) or {"num_draft_tokens": _draft_tokens(content, requests), "num_steps": depth or None}
+    proposed = [content.count(request, *_PROPOSED) for request in requests]
+    total = None if None in proposed else sum(drafts or 0 for drafts in proposed)
+    setting = _setting(content) or {"num_draft_tokens": _draft_tokens(counts, total), "num_steps": depth or None}
+    if total and total < sum(request_counts.rounds for request_counts in counts) * (setting["num_steps"] or 0):
+        setting["proposed_drafts"] = total  # an adaptive chain: no tree has so few
     if depth and depth < (setting["num_steps"] or 0):
         counts = [_padded(request_counts, setting["num_steps"]) for request_counts in counts]
     windows = [_windows(content, request) for request in requests]
@@ -144,14 +148,13 @@ def _request(content: Content, value: Mapping[str, Any]) -> Counts:
     return Counts(rounds, drafts)
 
 
-def _draft_tokens(content: Content, requests: list[Mapping[str, Any]]) -> int | None:
+def _draft_tokens(counts: Sequence[Counts], proposed: int | None) -> int | None:
     """Derive the nodes of a round, root included, from the proposed drafts; None unless each round has as many."""
-    proposed = [content.count(request, *_PROPOSED) for request in requests]
-    rounds = sum(content.count(request, "spec_verify_ct") or 0 for request in requests)
-    total = sum(drafts or 0 for drafts in proposed)
-    if not rounds or None in proposed or total % rounds:
+    rounds = sum(request_counts.rounds for request_counts in counts)
+    depth = max(len(request_counts.by_position) for request_counts in counts)
+    if not rounds or proposed is None or proposed % rounds or proposed // rounds < depth:
         return None
-    return total // rounds + 1
+    return proposed // rounds + 1
 
 
 def _server(content: Content) -> Iterator[AcceptanceRecord]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from specsim.acceptance.draft_difference import DraftDifference
     from specsim.correctness.explain import Answer, AnswerComparison
     from specsim.correctness.explain.finding import ComparedWeights
 
@@ -32,12 +33,34 @@ class ExplainOptions(JsonOptions):
     target: Annotated[str | None, common("Answers", default="assume a rounding error from --dtype", file="reads")] = (
         None
     )
+    # Acceptance of drafts behind the answers of --a: a file of specsim, or metrics of an engine.
+    accepted_a: Annotated[Path | None, common("Drafts", default="those of --a, if it has any", file="reads")] = None
+    # Acceptance of drafts behind the answers of --b.
+    accepted_b: Annotated[Path | None, common("Drafts", default="those of --b, if it has any", file="reads")] = None
+
+    def drafts(self, texts_are_equal: bool) -> "DraftDifference | None":
+        """Compare the accepted drafts of both sides; None unless both are known, or asked for where texts differ."""
+        from specsim.acceptance.draft_difference import compare_drafts
+        from specsim.acceptance.files import read_record
+
+        is_given = self.accepted_a is not None or self.accepted_b is not None
+        if not (is_given or texts_are_equal):
+            return None
+        try:
+            record_a = read_record(self.accepted_a or self.a, "accepted_a")
+            record_b = read_record(self.accepted_b or self.b, "accepted_b")
+        except InputError:
+            if is_given:
+                raise
+            return None
+        return compare_drafts(record_a, record_b, texts_are_equal)
 
 
 def explain(options: ExplainOptions) -> None:
     """Tell rounding from faults where two engines differ.
 
-    For each request, the verdict depends on the margin between the two tokens at the first difference.
+    For each request, the verdict depends on the margin between the two tokens at the first difference. Where both sides
+    count accepted drafts, these are compared too: a drafter's fault changes no text.
 
     Exit status: 0 if rounding explains every difference, 1 if one is a fault, 2 for bad input and if no answer can be
     compared.
@@ -57,14 +80,24 @@ def explain(options: ExplainOptions) -> None:
         weights = _weights(options.target, options.dtype)
         findings = [_measured(finding, answers_a[finding.request], weights) for finding in findings]
 
+    drafts = options.drafts(all(finding.verdict == "equal" for finding in findings))
+
     def show(console: "Console") -> None:
         if options.target is None:
             heading(console, f"assumed: a logit is off by {noise.error:.3g} at most ({noise.source})")
         columns = ("request", "verdict", "place", "tokens", "margins", "drift", "")
         print_table(console, columns, [_row(finding) for finding in findings])
+        if drafts is not None:
+            heading(console, f"drafts: {drafts.says}")
+            rows = [
+                (name, f"{rounds:,}", ", ".join(map("{:,}".format, accepted)))
+                for name, (rounds, *accepted) in (("a", drafts.a), ("b", drafts.b))
+            ]
+            print_table(console, ("", "rounds with drafts", "of them accepted 1, 2, ..."), rows)
 
     files = {"a": str(options.a), "b": str(options.b)}
     value = files | {"dtype": options.dtype, "findings": [asdict(finding) for finding in findings]}
+    value["drafts"] = drafts and asdict(drafts)
     report("explain", show, value, options.json, all(finding.verdict != "fault" for finding in findings))
     is_decided = any(finding.verdict != "undecided" for finding in findings)
     require(is_decided, "b", str(options.b), "answers that can be compared; the table has the reasons why none can")

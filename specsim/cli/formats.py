@@ -6,6 +6,7 @@ Annotated[Kind, "names"] has these fields and properties of a dataclass; "+names
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from specsim.acceptance.draft_difference import DraftDifference
 from specsim.acceptance.prediction import LengthPrediction, LengthPredictions
 from specsim.acceptance.record_prediction import ExpectedLength
 from specsim.acceptance.study import Study
@@ -109,6 +110,7 @@ class RecordKeys(TypedDict):
 
     setting: SettingJson
     positions: list[PositionJson]  # rates by position; empty if unknown
+    undrafted_rounds: int | None  # further rounds, without drafts, as far as the tool counts them; null if unknown
 
 
 AcceptanceJson = Annotated[
@@ -360,6 +362,7 @@ class ExplainJson(TypedDict):
     b: str  # file of the other engine's answers
     dtype: str  # data type of both engines
     findings: list[AnswerComparison]  # findings in the order of the requests
+    drafts: DraftDifference | None  # accepted drafts of both; null where one counts none, or where texts differ
 
 
 class FaultKeys(TypedDict):

@@ -86,7 +86,11 @@ def _usage(name: str, path: Path, plan: "SettingPlan", draft: str) -> str:
     first = plan.chains[0].config.num_steps
     fewer = any(chain.config.num_steps > first for chain in plan.chains)
     note = f" (it takes the most drafts at batch size 1: {first} at most, fewer than planned)" if fewer else ""
-    return f"TensorRT-LLM: trtllm-serve --config {path}{note}"
+    return (
+        f"TensorRT-LLM: trtllm-serve --config {path}{note}. A key is the highest batch size of its range, as releases "
+        "1.3.0rc27 to 1.4.0rc1 read it; those before TensorRT-LLM#10860 (March 2026) take it for the lowest one, and "
+        "need key 1."
+    )
 
 
 def _tree_options(plan: "SettingPlan") -> str:

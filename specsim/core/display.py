@@ -142,18 +142,24 @@ def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, s
     """
     if not (acceptance.rounds and acceptance.accepted_by_position):
         return []
+    left_out = " with drafts" if acceptance.undrafted_rounds else ""
     return [
         *([("acceptance", f"{synthetic}: not the target's, nor are the tokens")] if synthetic else []),
-        ("accept length", f"{figure(acceptance.accept_length)} tokens a round, bonus included"),
+        ("accept length", f"{figure(acceptance.accept_length)} tokens a round{left_out}, bonus included"),
         ("accept rate", f"{figure(acceptance.accept_rate)} of the proposed depth"),
         ("node rate", f"{figure(acceptance.node_rate)} of the drafts proposed"),
         ("accepted by position", f"{by_position(acceptance.accepted_by_position)} of the rounds"),
     ]
 
 
+def rounds_text(rounds: int, undrafted: int) -> str:
+    """Format a number of rounds with drafts, and of others, which accept lengths leave out."""
+    return f"{rounds:,}" + (f" with drafts, {undrafted:,} without" if undrafted else "")
+
+
 def acceptance_html(acceptance: Any) -> str:
     """Render a specsim.core.metrics.Acceptance for a notebook."""
-    rows = [("rounds", figure(acceptance.rounds, 0)), *acceptance_rows(acceptance)]
+    rows = [("rounds", rounds_text(acceptance.rounds, acceptance.undrafted_rounds)), *acceptance_rows(acceptance)]
     return f"<table>{''.join(_html_row(*row) for row in rows)}</table>"
 
 
@@ -164,7 +170,7 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
         ("setting", setting(generation.config, generation.rule)),
         ("finish reason", ", ".join(sorted({output.finish_reason for output in generation.outputs}))),
         ("tokens", figure(metrics["tokens"], 0)),
-        ("rounds", figure(metrics["rounds"], 0)),
+        ("rounds", rounds_text(metrics["rounds"], metrics["undrafted_rounds"])),
         *acceptance_rows(generation.acceptance, generation.synthetic),
         *(generation.switching.rows() if generation.switching else ()),
         ("seconds", figure(metrics["seconds"])),

@@ -12,8 +12,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from specsim.core.errors import require
 
 VERSIONS = {
-    "accept": 1,
-    "acceptance": 1,  # acceptance record: of accept --target
+    "accept": 2,
+    "acceptance": 2,  # acceptance record: of accept --target
     "bench": 1,
     "calibrate": 1,
     "calibrate-published": 1,  # of calibrate --published
@@ -23,14 +23,14 @@ VERSIONS = {
     "explain": 1,
     "exploration": 1,  # of --html
     "faults": 1,
-    "generate": 1,
+    "generate": 2,
     "lint-report": 1,
     "plan": 2,
     "predict": 1,
     "predict-record": 1,  # of predict --acceptance
     "profile": 1,  # of calibrate --out
-    "run": 1,
-    "run-compare": 1,  # of run --compare
+    "run": 2,
+    "run-compare": 2,  # of run --compare
     "sampling-test": 1,
     "simulate": 2,
     "simulate-table": 1,  # of simulate --table

@@ -20,11 +20,12 @@ LOOP_SHARE = 0.5
 class Acceptance:
     """Acceptance statistics over rounds; nan without a round."""
 
-    rounds: int  # (request, round) pairs
+    rounds: int  # (request, round) pairs with drafts; all of plain decoding's
     accept_length: float  # mean tokens of a round, bonus included, in [1, S+1]
     accept_rate: float  # accepted drafts over proposed depths: num_steps, or less where a drafter proposed less
-    node_rate: float  # accepted drafts over the num_draft_tokens - 1 proposed in each round; of a chain the accept rate
+    node_rate: float  # accepted drafts over the num_draft_tokens - 1 of each round; of a full chain the accept rate
     accepted_by_position: tuple[float, ...]  # [S], share of rounds that accepted at least i drafts (unconditional)
+    undrafted_rounds: int = 0  # rounds without drafts, which only the node rate counts
 
     @property
     def conditional_by_position(self) -> tuple[float, ...]:
@@ -50,16 +51,21 @@ def acceptance(
 ) -> Acceptance:
     """Compute the acceptance of rounds from the number of drafts that each accepted.
 
-    num_draft_tokens: of a round, the mean where rounds differ. proposed_depths: depth of each round's deepest draft;
-    None: num_steps in all rounds. Raises InputError for counts that are not integers from 0 to num_steps.
+    num_draft_tokens: of a round, the mean where rounds differ. proposed_depths: depth of each round's deepest draft,
+    0 for a round without drafts, as vLLM's counters leave them out; None: num_steps in all rounds. Raises InputError
+    for counts that are not integers from 0 to num_steps.
     """
     drafts = np.asarray(num_accepted_drafts)
     if drafts.size and not 0 <= drafts.min() <= drafts.max() <= num_steps:
         extent = f"{drafts.min()} to {drafts.max()}"
         raise InputError("num_accepted_drafts", extent, f"integers from 0 to num_steps, {num_steps}")
     nan = float("nan")
-    num_proposed = num_draft_tokens - 1
-    depth = num_steps if proposed_depths is None or not drafts.size else sum(proposed_depths) / drafts.size
+    num_proposed = (num_draft_tokens - 1) * drafts.size
+    accepted = int(drafts.sum())
+    depths = np.full(drafts.size, num_steps) if proposed_depths is None else np.asarray(proposed_depths)
+    undrafted = int((depths == 0).sum()) if num_steps else 0
+    drafts = drafts[depths > 0] if undrafted else drafts
+    depth = int(depths.sum())
     mean = float(drafts.mean()) if drafts.size else nan
     by_position = tuple(
         float((drafts >= position).mean()) if drafts.size else nan for position in range(1, num_steps + 1)
@@ -67,9 +73,10 @@ def acceptance(
     return Acceptance(
         rounds=int(drafts.size),
         accept_length=mean + 1,
-        accept_rate=mean / depth if depth else nan,
-        node_rate=mean / num_proposed if num_proposed else nan,
+        accept_rate=accepted / depth if depth else nan,
+        node_rate=accepted / num_proposed if num_proposed else nan,
         accepted_by_position=by_position,
+        undrafted_rounds=undrafted,
     )
 
 

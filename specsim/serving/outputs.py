@@ -35,6 +35,7 @@ class Output:
     temperature: float = 0.0  # sampling temperature; 0 is greedy
     setting_per_round: tuple[int, ...] = ()  # number of each round's setting, () where there is one
     draft_steps_per_round: tuple[int, ...] = ()  # the request's own, () where no policy gives it any
+    top_logprobs: tuple[dict[int, float], ...] = ()  # of the likeliest tokens at each place, by id; () if not asked for
     # By name, a row for each token of prompt and output but the last, which no forward read: `experts` has the experts
     # of each layer with some, i16 [tokens - 1, layers, experts of a row]. Not in to_json.
     side_outputs: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)

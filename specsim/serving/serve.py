@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from specsim.core.arguments import check_arguments
 from specsim.core.config import ServingConfig, SpecConfig
-from specsim.core.display import acceptance_rows, figure, heading, paragraph, print_table, setting
+from specsim.core.display import acceptance_rows, figure, heading, paragraph, print_table, rounds_text, setting
 from specsim.core.engine import Engine
 from specsim.core.files import without_nan
 from specsim.core.metrics import Acceptance, Latency, acceptance, latency
@@ -129,12 +129,13 @@ class Served:
         cache = "with" if serving.prefix_cache else "no"
         counted = [("steps", "steps"), ("steps with prefill", "prefill_steps"), ("tokens prefilled", "num_prefilled")]
         counted += [("tokens reused", "num_reused"), ("preemptions", "num_preemptions"), ("aborts", "num_aborts")]
-        counted += [("pages evicted", "evicted_pages"), ("new tokens", "tokens"), ("rounds", "rounds")]
+        counted += [("pages evicted", "evicted_pages"), ("new tokens", "tokens")]
         return [
             ("setting", setting(self.config, self.rule)),
             ("serving", f"{serving.schedule}, {cache} prefix cache, at most {serving.max_running} at a time"),
             ("requests", f"{totals['requests']}: {reasons}"),
             *((name, figure(totals[key], 0)) for name, key in counted),
+            ("rounds", rounds_text(totals["rounds"], totals["undrafted_rounds"])),
             *acceptance_rows(self.acceptance, self.synthetic),
             *(self.switching.rows() if self.switching else ()),
             ("seconds", figure(totals["seconds"])),

@@ -4,9 +4,10 @@ Accept lengths include the bonus token; rates by position are unconditional unle
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
+from operator import mul
 from typing import Any, Self
 
 from specsim.core.config import SpecConfig
@@ -16,7 +17,9 @@ from specsim.core.limits import MOST_COUNT, MOST_STEPS, MOST_WIDTH
 from specsim.simulator.bounds import integer, number, probability
 from specsim.simulator.rank_by_depth import Shares
 from specsim.simulator.tool_figures import ToolFigures
+from specsim.simulator.varying_drafts import FullRounds, full_rounds
 
+_SHARE_OF_DRAFTS = 0.99  # least share of the proposed drafts that is all of them: the last round of a request is short
 _INTEGERS = (  # fields of a record with their least and most
     ("topk", 1, MOST_WIDTH),
     ("num_steps", 0, MOST_STEPS),
@@ -43,10 +46,12 @@ class Counts:
     accepted_drafts: int  # over all rounds, without bonus tokens
     by_position: tuple[int, ...] = ()  # rounds that accepted at least 1, 2, ... drafts; () where the tool gives none
     reached: tuple[int, ...] = ()  # rounds that proposed draft 1, 2, ... behind accepted ones; (): each accepting round
+    undrafted: int = 0  # further rounds, without drafts, as far as the tool counts them
 
     def __post_init__(self) -> None:
         require_int("rounds", self.rounds, 0, MOST_COUNT)
         require_int("accepted_drafts", self.accepted_drafts, 0, MOST_COUNT)
+        require_int("undrafted", self.undrafted, 0, MOST_COUNT)
         for name in ("by_position", "reached"):
             values = tuple(integer(name, count, 0) for count in getattr(self, name))
             object.__setattr__(self, name, values)
@@ -59,7 +64,10 @@ class Counts:
 
     @classmethod
     def of_rounds(cls, accepted: Sequence[int], num_steps: int, proposed: Sequence[int] = ()) -> Self:
-        """Count the rounds of a request; proposed: depth of each round's deepest draft, () if always num_steps."""
+        """Count the rounds of a request.
+
+        proposed: depth of each round's deepest draft, 0 for a round without drafts; (): always num_steps.
+        """
         require_int("num_steps", num_steps, 0, MOST_STEPS)
         for name, values in (("accepted", accepted), ("proposed", proposed)):
             for value in values:
@@ -68,7 +76,8 @@ class Counts:
             raise InputError("proposed", f"{len(proposed)} rounds", f"{len(accepted)} rounds, as accepted")
         depths = proposed or [num_steps] * len(accepted)
         tried = [min(drafts + 1, depth) for drafts, depth in zip(accepted, depths, strict=True)]
-        return cls(len(accepted), sum(accepted), _at_least(accepted, num_steps), _at_least(tried, num_steps))
+        counts = cls(len(accepted), sum(accepted), _at_least(accepted, num_steps), _at_least(tried, num_steps))
+        return counts.with_drafts()
 
     @classmethod
     def of_histogram(cls, histogram: Sequence[int], num_steps: int | None = None) -> Self:
@@ -93,7 +102,15 @@ class Counts:
             sum(counts.accepted_drafts for counts in parts),
             by_position,
             reached,
+            sum(counts.undrafted for counts in parts),
         )
+
+    def with_drafts(self) -> Self:
+        """Leave out the rounds that proposed no draft, as the counters of vLLM do."""
+        if not self.reached or self.reached[0] == self.rounds:
+            return self
+        undrafted = self.undrafted + self.rounds - self.reached[0]
+        return replace(self, rounds=self.reached[0], undrafted=undrafted)
 
     @property
     def default_reached(self) -> tuple[int, ...]:
@@ -151,13 +168,25 @@ class AcceptanceRecord:
     @classmethod
     def of_counts(cls, counts: Sequence[Counts], source: str, tool: str, convention: str, **others: Any) -> Self:
         """Make the record of counts, whose accept length and rates follow from them; InputError without a round."""
+        counts = [request.with_drafts() for request in counts]
         total = Counts.pooled(counts)
         require(total.rounds, "acceptance", source, "a file with at least one round of drafts (it has none)")
         rates = tuple(count / total.rounds for count in total.by_position)
         derived = {"rates": rates, "num_steps": len(rates) or None}
         length = 1 + total.accepted_drafts / total.rounds
-        nonempty = tuple(request for request in counts if request.rounds)
+        nonempty = tuple(request for request in counts if request.rounds or request.undrafted)
         return cls(source, tool, convention, length, counts=nonempty, **derived | others)
+
+    def with_drafts(self) -> Self:
+        """Leave out the rounds without drafts, which earlier versions of this package counted."""
+        counts = tuple(request.with_drafts() for request in self.counts)
+        if counts == self.counts:
+            return self
+        total = Counts.pooled(counts)
+        require(total.rounds, "acceptance", self.source, "a record with at least one round of drafts (it has none)")
+        rates = tuple(count / total.rounds for count in total.by_position)
+        length = 1 + total.accepted_drafts / total.rounds
+        return replace(self, counts=counts, accept_length=length, rates=rates, interval=None)
 
     @property
     def rounds(self) -> int | None:
@@ -183,19 +212,46 @@ class AcceptanceRecord:
         return SpecConfig(self.topk, self.num_steps, self.num_draft_tokens)
 
     @property
+    def mean_drafts(self) -> float | None:
+        """Drafts of a round on average, where rounds of a chain differ in number; None where they do not."""
+        rounds, proposed = self.rounds, self.proposed_drafts
+        if not rounds or proposed is None or not self.is_chain:
+            return None
+        is_full = proposed >= _SHARE_OF_DRAFTS * rounds * len(self.rates)
+        return None if is_full else max(proposed / rounds, 1.0)
+
+    @property
+    def full(self) -> FullRounds | None:
+        """Acceptance of the rounds that proposed every draft; None where all of them did."""
+        if self.mean_drafts is None:
+            return None
+        if self.reached:
+            defined = takewhile(lambda rate: rate == rate, self.conditional)
+            rates = tuple(accumulate(defined, mul))
+            return FullRounds(rates, 1 + sum(rates), 1 + sum(rates))
+        return full_rounds(self.rates, self.mean_drafts)
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """Rounds that proposed each draft behind accepted ones; () where the tool does not tell."""
+        total = self.total
+        return () if total is None else total.reached or (total.default_reached if self.mean_drafts is None else ())
+
+    @property
     def conditional(self) -> tuple[float, ...]:
         """Share of the proposed drafts behind accepted ones that were accepted, by position; nan without any."""
-        total = self.total
-        if total is None or not total.by_position:
-            before = (1.0, *self.rates[:-1])
-            return tuple(_ratio(rate, reaching) for rate, reaching in zip(self.rates, before, strict=False))
-        reached = total.reached or total.default_reached
-        return tuple(_ratio(count, reaching) for count, reaching in zip(total.by_position, reached, strict=True))
+        if self.total is not None and self.reached:
+            counts = zip(self.total.by_position, self.reached, strict=True)
+            return tuple(_ratio(count, reaching) for count, reaching in counts)
+        rates = self.rates if self.full is None else self.full.rates
+        before = (1.0, *rates[:-1])
+        conditional = tuple(_ratio(rate, reaching) for rate, reaching in zip(rates, before, strict=False))
+        return conditional + (float("nan"),) * (len(self.rates) - len(rates))
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write; figures that follow from others are included."""
         total = self.total or Counts(0, 0)
-        reached = total.reached or total.default_reached
+        reached = self.reached
         rows = [
             {
                 "position": index + 1,
@@ -216,6 +272,7 @@ class AcceptanceRecord:
             "temperature": self.temperature,
             "setting": {name: getattr(self, name) for name in ("topk", "num_steps", "num_draft_tokens")},
             "rounds": self.rounds,
+            "undrafted_rounds": None if self.total is None else self.total.undrafted,
             "accept_length": self.accept_length,
             "reported_length": self.reported_length,
             "reported_rounding": self.reported_rounding,

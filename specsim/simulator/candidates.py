@@ -76,13 +76,13 @@ _SGLANG_SIZES = {"num_steps": "num-steps", "topk": "eagle-topk", "num_draft_toke
 def sglang_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> str | None:
     """Make the options of `python -m sglang.launch_server`.
 
-    None: SGLang has no such drafter.
+    With drafts SGLang runs 48 requests at most unless told otherwise. None: SGLang has no such drafter.
     """
     flags = [f"--tp-size {cell.tensor_parallel}", f"--page-size {config.page_size}"]
     if not config.is_plain:
         if SERVED[cell.drafter].sglang is None:
             return None
-        flags = [*_sglang_drafts(cell, config, draft), *flags]
+        flags = [*_sglang_drafts(cell, config, draft), *flags, f"--max-running-requests {cell.max_running}"]
     if config.topk > 1:
         flags.append(f"--attention-backend {_tree_backend(cell)}")
     return " ".join(flags)

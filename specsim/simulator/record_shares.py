@@ -11,9 +11,10 @@ from specsim.core.config import SpecConfig
 from specsim.core.display import short_setting
 from specsim.core.errors import InputError, require
 from specsim.simulator.acceptance import PerPosition, accept_length, iid_of_length
-from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
+from specsim.simulator.acceptance_record import AcceptanceRecord, Counts, Interval
 from specsim.simulator.continuation import continued, length_interval
 from specsim.simulator.rank_by_depth import Shares, chain_shares, rank_by_depth
+from specsim.simulator.varying_drafts import FullRounds
 
 DEPTH = 8  # depths of the shares; those beyond the published ones follow the smoothed rule of continuations
 # Share of rounds in which the right token is among the 1, 2, ... best guesses of Medusa's first head, Vicuna-7B.
@@ -106,6 +107,9 @@ def record_shares(record: AcceptanceRecord, depth: int = DEPTH) -> RecordShares:
     if not rates:
         rates = tuple(iid_of_length(record.accept_length, steps).rates().tolist())
         assumed.append("one conditional rate for all depths, as only the accept length is known")
+    elif record.full is not None:
+        rates = record.full.rates
+        assumed.append(_varying(record, record.full))
     elif record.total is not None and record.total.reached:
         rates = _proposed(record.conditional)
         if not np.allclose(rates, record.rates[: len(rates)]):
@@ -113,6 +117,17 @@ def record_shares(record: AcceptanceRecord, depth: int = DEPTH) -> RecordShares:
     if depth > len(rates):
         assumed.append(further(rates, depth))
     return RecordShares(chain_shares(continued(rates, max(depth, steps))), tuple(assumed), len(rates))
+
+
+def _varying(record: AcceptanceRecord, full: FullRounds) -> str:
+    """Say what is assumed of rounds that propose every draft."""
+    clause = (
+        f"rounds proposed {record.mean_drafts:.2f} of {len(record.rates)} drafts on average, and how many does not "
+        f"depend on the text: accept length {1 + sum(full.rates):.2f} with all of them"
+    )
+    if full.low == full.high:
+        return clause
+    return f"{clause} ({full.low:.2f} to {full.high:.2f}; metrics of each request tell it exactly)"
 
 
 def further(rates: Sequence[float], depth: int) -> str:
@@ -133,7 +148,9 @@ def further(rates: Sequence[float], depth: int) -> str:
 def setting_acceptance(record: AcceptanceRecord, config: SpecConfig) -> PerPosition:
     """Give the acceptance of a setting: as measured if it is the record's own, else from its probabilities."""
     if _is_measured(record, config):
-        return PerPosition(record.rates)
+        total = record.total or Counts(0, 0)
+        drafted = total.rounds / (total.rounds + total.undrafted) if total.undrafted else 1.0
+        return PerPosition(tuple(rate * drafted for rate in record.rates))
     derived = record_shares(record, config.num_steps)
     allowed = "1: the record says nothing of second-best drafts"
     require(len(derived.shares[0]) >= config.topk, "topk", config.topk, allowed)
@@ -144,21 +161,21 @@ def setting_source(record: AcceptanceRecord, config: SpecConfig) -> str:
     """Say how the acceptance of a setting follows from a record, in a sentence."""
     length = accept_length(setting_acceptance(record, config))
     band = predicted_interval(record, config)
-    origin = (
-        "as measured"
-        if _is_measured(record, config)
-        else f"from {record.accept_length:.2f} at {record.num_steps} steps"
-    )
+    drafts = f"{record.num_steps} steps" if record.mean_drafts is None else f"{record.mean_drafts:.2f} drafts a round"
+    origin = "as measured" if _is_measured(record, config) else f"from {record.accept_length:.2f} at {drafts}"
+    if record.total is not None and record.total.undrafted and _is_measured(record, config):
+        origin += f" over all rounds, {record.total.undrafted:,} of them without drafts"
     interval = "" if band is None else f" ({band.low:.2f} to {band.high:.2f}, {band.confidence:.0%} by {band.method})"
     return f"Accept length {length:.2f}{interval}, {origin}: {record.source} ({record.tool})."
 
 
 def _is_measured(record: AcceptanceRecord, config: SpecConfig) -> bool:
-    """Check whether a setting is the one that was measured, by position."""
+    """Check whether a setting is the one that was measured in every round, by position."""
     measured_config = record.config
     same = ("topk", "num_steps", "num_draft_tokens")
     return (
         bool(record.rates)
+        and record.mean_drafts is None
         and measured_config is not None
         and all(getattr(measured_config, name) == getattr(config, name) for name in same)
     )
@@ -168,7 +185,7 @@ def predicted_interval(record: AcceptanceRecord, config: SpecConfig) -> Interval
     """Compute the interval of a longer chain's accept length; None for other settings."""
     if config.topk > 1 or not record.is_chain or not record.rates or config.num_steps <= len(record.rates):
         return None
-    return length_interval(record.rates, config.num_steps)
+    return length_interval(record.rates if record.full is None else record.full.rates, config.num_steps)
 
 
 def _proposed(conditional: Sequence[float]) -> tuple[float, ...]:

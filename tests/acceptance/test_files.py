@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from specsim import SamplingParams, SpecConfig, generate
+from specsim.acceptance.baseline import compare
 from specsim.acceptance.files import FORMATS, read_record, read_records
 from specsim.acceptance.interval import with_interval
 from specsim.acceptance.measured_pair import record_of
@@ -72,7 +73,18 @@ def test_rounds_of_a_token_drafter_say_what_it_proposed(write):
     generation = generate(pair, [[5, 6, 5, 6, 5]], SpecConfig(1, 3, 4), SamplingParams(max_new_tokens=16))
     found = read_record(write({"pair": "a pair"} | generation.to_json(), "generate"))
     depths = generation.outputs[0].proposed_depth_per_round
-    assert found.total.reached[0] == sum(depth >= 1 for depth in depths) < found.rounds
+    drafted = sum(depth >= 1 for depth in depths)
+    assert found.total.reached[0] == found.rounds == drafted < len(depths) == drafted + found.total.undrafted
+    assert found.accept_length == generation.acceptance.accept_length
+
+
+def test_earlier_records_that_count_rounds_without_drafts(write):
+    counts = (Counts(10, 12, (6, 6), (7, 6)),)
+    earlier = AcceptanceRecord("a file", "a tool", "as it counts.", 2.2, 1, 2, 3, counts, rates=(0.6, 0.6))
+    found = read_record(write(earlier.to_json(), "acceptance"))
+    assert (found.rounds, found.total.undrafted, found.accept_length) == (7, 3, 1 + 12 / 7)
+    counters = AcceptanceRecord.of_counts([Counts(7, 12, (6, 6))], "a page", "vllm", "as it counts.", topk=1)
+    assert compare(found, counters).ratio == 1
 
 
 def test_served_requests_are_read(write, generation):

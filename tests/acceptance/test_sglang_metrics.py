@@ -48,6 +48,13 @@ def test_responses_are_counted_by_histogram(read, histogram):
     assert found.reported_length is None  # another definition: with the token of prefill
 
 
+def test_an_adaptive_chain_varies(read):
+    """Ten rounds of 3 drafts and ten of 1: 40 drafts make no tree of 2, for rounds accepted 3."""
+    found = read(response(spec_verify_ct=20, spec_accept_histogram=[5, 9, 2, 4], spec_proposed_drafts=40))
+    assert (found.num_draft_tokens, found.mean_drafts) == (None, 2.0)
+    assert found.full.rates == pytest.approx((0.75, 0.6, 0.4))
+
+
 def test_ragged_verification_bounds_the_drafts_of_a_round(read):
     """Windows count the root: of 8 rounds 1, 2, 1 and 4 verified 0, 1, 2 and 3 drafts."""
     ragged = response(
@@ -55,7 +62,7 @@ def test_ragged_verification_bounds_the_drafts_of_a_round(read):
         spec_num_correct_drafts=9, spec_cap_length=3.0,
     )  # fmt: skip
     found = read(ragged)
-    assert found.counts == (Counts(8, 9, (5, 3, 1), (7, 5, 3)),)
+    assert found.counts == (Counts(7, 9, (5, 3, 1), (7, 5, 3), undrafted=1),)
     assert found.proposed_drafts == 16
     assert found.stated[0].window_length.value == 3.0
     assert "".join(map(contradiction, found.stated)) == ""

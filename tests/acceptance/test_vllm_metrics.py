@@ -5,6 +5,7 @@ import json
 import pytest
 
 from specsim.acceptance.files import read_record, read_records
+from specsim.acceptance.record_prediction import predict_from
 from specsim.acceptance.vllm_metrics import LENGTH_ROUNDING
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance_record import Counts
@@ -66,12 +67,12 @@ def write(tmp_path):
 def test_responses_are_pooled_by_request(write):
     lines = [response(SUMMARY), response(ADAPTIVE), response(None)]
     found = read_record(write("".join(json.dumps(line) + "\n" for line in lines)))
-    assert found.counts == (Counts(43, 10, (4, 3, 3), (43, 4, 3)), Counts(10, 9, (6, 2, 1), (8, 4, 2)))
+    assert found.counts == (Counts(43, 10, (4, 3, 3), (43, 4, 3)), Counts(8, 9, (6, 2, 1), (8, 4, 2), undrafted=2))
     assert found.is_by_request
-    assert (found.tool, found.topk, found.num_steps, found.rounds) == ("vllm", 1, 3, 53)
-    assert found.accept_length == 1 + 19 / 53
-    assert found.reported_length == pytest.approx((43 * SUMMARY["mean_acceptance_length"] + 10 * 1.9) / 53)
-    assert found.proposed_drafts == 145
+    assert (found.tool, found.topk, found.num_steps, found.rounds) == ("vllm", 1, 3, 51)
+    assert found.accept_length == 1 + 19 / 51
+    assert found.reported_length is None  # it counts rounds without drafts
+    assert (found.proposed_drafts, found.mean_drafts) == (145, 145 / 51)
 
 
 def test_detailed_steps_say_what_was_proposed(write):
@@ -88,6 +89,22 @@ def test_counters_are_added_over_engines(write):
     assert found.rates == (0.7, 0.5)
     assert (found.pair, found.proposed_drafts, found.is_by_request) == ("a/model", 2000, False)
     assert read_record(write(METRICS.replace("_total{", "{"))) == found
+
+
+def test_drafts_that_vary_by_round_give_full_rounds(write):
+    page = METRICS.replace("1200.0", "1000.0").replace("800.0", "600.0")  # 600 of 1000 rounds proposed two drafts
+    found = read_record(write(page))
+    assert (found.accept_length, found.mean_drafts, found.reached) == (2.2, 1.6, ())
+    assert found.full.rates == pytest.approx((0.7, 0.7))  # 500 / 600, but no rate lies above the one before
+    page = page.replace(" 200.0", " 100.0").replace(" 500.0", " 400.0")
+    found = read_record(write(page))
+    assert found.full.rates == pytest.approx((0.7, 400 / 600))
+    assert found.full.low == found.full.high == pytest.approx(1.7 + 400 / 600)
+    assert found.conditional == pytest.approx((0.7, 400 / 600 / 0.7))
+    expected = {row.config.num_steps: row for row in predict_from(found).rows}
+    assert expected[2].accept_length == pytest.approx(1.7 + 400 / 600)
+    assert not expected[2].is_measured
+    assert any("1.60 of 2 drafts" in clause for clause in predict_from(found).assumed)
 
 
 def test_each_model_of_a_server_is_a_record(write):

@@ -169,8 +169,10 @@ def test_an_adaptive_policy_switches_and_is_written(call, tmp_path):
     assert output["token_ids"] == plain["token_ids"]
     adaptive = written["adaptive"]
     assert adaptive["policy"]["policy"] == "scripted"
-    assert sum(adaptive["rounds_by_setting"]) == written["metrics"]["rounds"]
-    assert adaptive["switches"] == written["metrics"]["rounds"] - 1
+    rounds = written["metrics"]["rounds"] + written["metrics"]["undrafted_rounds"]
+    assert sum(adaptive["rounds_by_setting"]) == rounds
+    assert adaptive["switches"] == rounds - 1
+    assert written["metrics"]["undrafted_rounds"] == output["setting_per_round"].count(0)
     assert output["setting_per_round"][:3] == [2, 0, 1]  # numbers of the settings with 2, 0 and 1 steps
     assert "rounds: no drafts" in text
 

@@ -33,6 +33,16 @@ def test_figures_of_five_rounds_by_hand():
     assert figures.conditional_by_position == pytest.approx((4 / 5, 3 / 4, 2 / 3))
 
 
+def test_rounds_without_drafts_are_left_out():
+    """Equal counts read as 1.85 of all rounds and 2.22 of those with drafts, which vLLM counts."""
+    figures = acceptance([0, 3, 0, 1, 0], num_steps=3, num_draft_tokens=4, proposed_depths=[3, 3, 0, 2, 0])
+    assert (figures.rounds, figures.undrafted_rounds) == (3, 2)
+    assert figures.accept_length == pytest.approx(1 + 4 / 3)
+    assert (figures.accept_rate, figures.node_rate) == (4 / 8, 4 / 15)
+    assert figures.accepted_by_position == pytest.approx((2 / 3, 1 / 3, 1 / 3))
+    assert acceptance([0, 0], 0, 1, [0, 0]).rounds == 2  # plain decoding
+
+
 @given(st.integers(1, 6).flatmap(lambda s: st.tuples(st.just(s), st.lists(st.integers(0, s), min_size=1))))
 def test_length_rate_and_positions_agree_with_each_other(case):
     num_steps, drafts = case

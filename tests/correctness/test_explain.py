@@ -456,6 +456,27 @@ def test_the_command(tmp_path, command):
     assert "in float64 their logits lie" in " ".join(shown.split())
 
 
+def test_a_fault_of_a_drafter_changes_no_text(tmp_path, command):
+    """Both sides have the same tokens; one accepted no draft. Counts of a server may come in a file of their own."""
+    out = tmp_path / "out.json"
+
+    def side(*accepted: int) -> dict:
+        output = OURS | {"num_accepted_tokens_per_round": list(accepted)}
+        setting = {"topk": 1, "num_steps": 2, "num_draft_tokens": 3}
+        return {"schema": "specsim/generate/2", "pair": "a pair", "config": setting, "outputs": [output]}
+
+    status, shown, _ = command(side(3, 2), side(1, 1, 1), "--json", str(out))
+    drafts = json.loads(out.read_text())["drafts"]
+    assert (status, drafts["a"], drafts["b"], drafts["request"]) == (0, [2, 2, 1], [3], 0)
+    assert "only drafts differ" in shown
+    assert "equal counts" in command(side(3, 2), side(3, 2))[1]
+    assert "drafts" not in command(side(3, 2), [OURS])[1]
+    page = tmp_path / "metrics.txt"
+    page.write_text("vllm:spec_decode_num_drafts_total 2\nvllm:spec_decode_num_accepted_tokens_total 3\n")
+    assert "equal counts" in command(side(3, 2), [OURS], "--accepted-b", str(page))[1]
+    assert command([OURS], side(3, 2), "--accepted-b", str(page))[0] == 2
+
+
 @pytest.mark.parametrize("tokens", [[], [7]])
 def test_answers_of_which_none_is_decided_fail(tokens, command):
     a, b = ({"token_ids": ids, "logprobs": [-0.1] * len(ids)} for ids in ([], tokens))

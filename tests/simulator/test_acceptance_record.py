@@ -42,8 +42,8 @@ def test_requests_are_pooled_by_their_rounds():
 
 def test_conditional_rates_count_only_proposed_drafts():
     found = record(Counts.of_rounds([2, 1, 1, 0], 2, proposed=[2, 1, 2, 0]))
-    assert found.total == Counts(4, 4, (3, 1), (3, 2))
-    assert found.rates == (3 / 4, 1 / 4)
+    assert found.total == Counts(3, 4, (3, 1), (3, 2), undrafted=1)
+    assert found.rates == (1.0, 1 / 3)
     assert found.conditional == (1.0, 1 / 2)
 
 
