@@ -1,10 +1,12 @@
-"""Heads written in another layout, and read back before the folder is there."""
+"""Heads written in another layout, and read back before the folder is there; copies of targets."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from shutil import rmtree
+from shutil import copytree, rmtree
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from specsim.models.checkpoint.drafter_format import HeadWriter, drafter_formats
 from specsim.models.checkpoint.fields import read_json
 from specsim.models.checkpoint.loading import load_drafter, local_folder, locate
 from specsim.models.checkpoint.model_config import read_target_config
+from specsim.models.load import SHIPPED
+from specsim.models.shipped import TINY
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +48,51 @@ def convert(
     written reads back as the same config and the same tensors, bit for bit.
     """
     require_choice("layout", layout, _layouts())
-    require(not folder.exists(), "to", str(folder), "a folder that does not exist yet")
-    require(folder.absolute().parent.is_dir(), "to", str(folder), "a new folder in a folder that exists")
-    target_folder = locate("target", target)
+    target_folder = target_folder_of(target)
     model = read_target_config(target_folder)
     head = load_drafter(draft, model, draft_fields)
     fields = head_fields(head.config, layout)
     if layout == "speculators":
         fields["dtype"] = str(head.tensors["fc.weight"].dtype).removeprefix("torch.")
         fields["speculators_config"]["verifier"] = _verifier(target, target_folder)
-    part = folder.with_name(f".{folder.name}-{token_hex(8)}")
-    try:
+    with _new_folder(folder) as part:
         part.mkdir()
         (part / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
         named = head_tensors(head, layout)
         copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
         save_file(copies, part / "model.safetensors", metadata={"format": "pt"})
         _require_same(head, load_drafter(part, model), layout)
+    parameters = sum(tensor.numel() for tensor in head.tensors.values() if tensor.is_floating_point())
+    return Converted(folder, layout, head.config, len(head.tensors), parameters)
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Give the name of a part that becomes the folder at the end, or nothing if an error ends it."""
+    require(not folder.exists(), "to", str(folder), "a folder that does not exist yet")
+    require(folder.absolute().parent.is_dir(), "to", str(folder), "a new folder in a folder that exists")
+    part = folder.with_name(f".{folder.name}-{token_hex(8)}")
+    try:
+        yield part
         part.rename(folder)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError("to", str(folder), f"a folder that can be written ({reason})") from error
     finally:
         rmtree(part, ignore_errors=True)
-    parameters = sum(tensor.numel() for tensor in head.tensors.values() if tensor.is_floating_point())
-    return Converted(folder, layout, head.config, len(head.tensors), parameters)
+
+
+def copy_target(target: str | Path, folder: Path) -> None:
+    """Copy a target's config, weights and tokenizer to a new folder; `tiny` is the shipped one."""
+    source = target_folder_of(target)
+    read_target_config(source)
+    with _new_folder(folder) as part:
+        copytree(source, part)
+
+
+def target_folder_of(target: str | Path) -> Path:
+    """Find the folder of a target, the shipped one by its name."""
+    return TINY / "target" if target == SHIPPED else locate("target", target)
 
 
 def head_fields(config: DrafterConfig, layout: str) -> dict[str, Any]:
@@ -86,7 +110,7 @@ def head_tensors(checkpoint: DrafterCheckpoint, layout: str) -> dict[str, torch.
 
 def _verifier(target: str | Path, folder: Path) -> dict[str, Any]:
     """Name a target as readers of the speculators layout look for it: a hub id, or a folder's absolute path."""
-    is_local = local_folder("target", target) is not None
+    is_local = target == SHIPPED or local_folder("target", target) is not None
     return {
         "name_or_path": str(folder.absolute() if is_local else target),
         "architectures": read_json(folder / "config.json").get("architectures", []),
@@ -98,7 +122,7 @@ def _writer(config: DrafterConfig) -> HeadWriter:
     writer = format_of(config.kind).writer
     if writer is None:
         kinds = [kind for kind, drafter_format in drafter_formats().items() if drafter_format.writer]
-        allowed = f"a drafter of kind {', '.join(kinds)}, as no other has two layouts"
+        allowed = f"a drafter of kind {', '.join(kinds)}: no other has two layouts, engines read it as published or not"
         raise InputError("draft", config.kind, allowed)
     return writer
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specsim.cli.main import main
 from specsim.core.errors import InputError
@@ -19,8 +20,10 @@ from specsim.core.target import ModelConfig
 from specsim.models.checkpoint import load_drafter, load_target
 from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.convert import convert, head_fields, head_tensors
+from specsim.models.load import load
 from specsim.models.shipped import TINY
 from specsim.models.synthetic_pair import synthetic_pair
+from specsim.reference.oracle_forward import in_dtype, target_forward
 
 TARGET = TINY / "target"
 HEAD = TINY / "eagle3"
@@ -246,3 +249,23 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path):
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("specsim: to is 'new'")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_shipped_target_is_a_transformers_folder(tmp_path, call):
+    folder = tmp_path / "target"
+    assert call("convert", "--target", "tiny", "--to", str(folder))[::2] == (0, "")
+    model = AutoModelForCausalLM.from_pretrained(folder).double()
+    target = in_dtype(load(drafter="none").target, torch.float64)
+    token_ids = [1, 2, 3, 500]
+    expected = target_forward(target.config, target.tensors, token_ids, ())[0]
+    with torch.inference_mode():
+        assert torch.allclose(
+            model(torch.tensor([token_ids])).logits[0], expected, atol=1e-3
+        )  # its norms are in float32
+    assert len(AutoTokenizer.from_pretrained(folder)) == target.config.vocab_size
+    for options, name in ((("--to", str(folder)), "to"), (("--to", str(folder) + "2", "--layout", "eagle"), "layout")):
+        status, _, err = call("convert", "--target", "tiny", *options)
+        assert (status, f"specsim: {name} is" in err) == (2, True)
+    head = ("--draft", str(TINY / "eagle3"), "--to", str(tmp_path / "head"))
+    assert call("convert", "--target", "tiny", *head)[0] == 2
+    assert call("convert", "--target", "tiny", *head, "--layout", "speculators")[0] == 0
