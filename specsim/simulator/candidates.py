@@ -76,7 +76,7 @@ _SGLANG_SIZES = {"num_steps": "num-steps", "topk": "eagle-topk", "num_draft_toke
 def sglang_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> str | None:
     """Make the options of `python -m sglang.launch_server`.
 
-    With drafts SGLang runs 48 requests at most unless told otherwise. None: SGLang has no such drafter.
+    With drafts SGLang runs 48 requests at most by default. None: SGLang has no such drafter.
     """
     flags = [f"--tp-size {cell.tensor_parallel}", f"--page-size {config.page_size}"]
     if not config.is_plain:

@@ -1,4 +1,4 @@
-"""Rates of rounds that propose every draft, from counters over rounds of which some proposed fewer."""
+"""Rates of rounds that propose every draft, from counters that also cover rounds with fewer drafts."""
 
 from collections.abc import Sequence
 from math import sqrt
