@@ -23,14 +23,14 @@ def full_rounds(rates: Sequence[float], mean_drafts: float) -> FullRounds:
     the rates returned have n_i as equal as they can be.
     """
     first, *later = rates
-    left = mean_drafts - 1
-    if not later or left <= 0:
+    proposals = mean_drafts - 1
+    if not later or proposals <= 0:
         return FullRounds((first,), 1 + first, 1 + first)
-    high = min(len(later) * sum(later) / left, len(later) * first)
-    low = min(sum(map(sqrt, later)) ** 2 / left, high)
+    high = min(len(later) * sum(later) / proposals, len(later) * first)
+    low = min(sum(map(sqrt, later)) ** 2 / proposals, high)
     full = [first]
     for index, rate in enumerate(later):
-        share = max(left / (len(later) - index), rate / full[-1] if rate else 0.0)
+        share = max(proposals / (len(later) - index), rate / full[-1] if rate else 0.0)
         full.append(min(rate / share, full[-1]) if rate else 0.0)
-        left = max(left - share, 0.0)
+        proposals = max(proposals - share, 0.0)
     return FullRounds(tuple(full), 1 + first + low, 1 + first + high)
