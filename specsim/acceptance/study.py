@@ -179,9 +179,10 @@ def _at_least(claim: str, measured: float, least: float) -> TargetCheck:
 
 def _tree_checks(rows: Sequence[Measurement]) -> Iterator[TargetCheck]:
     """Compare each tree with its drafter's best chain of as many steps or fewer, on the same prompts."""
-    for tree in (row for row in rows if not row.setting.is_chain):
+    drafted = [row for row in rows if row.everything.rounds]  # a lookup may find no draft at all
+    for tree in (row for row in drafted if not row.setting.is_chain):
         steps = tree.setting.config.num_steps
-        alike = [row for row in rows if row.setting == replace(tree.setting, config=row.setting.config)]
+        alike = [row for row in drafted if row.setting == replace(tree.setting, config=row.setting.config)]
         chains = [row for row in alike if row.setting.is_chain and row.setting.config.num_steps <= steps]
         if chains:
             measured = tree.everything.accept_length
