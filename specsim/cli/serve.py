@@ -1,5 +1,6 @@
 """specsim serve: answer requests over HTTP."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,6 +32,10 @@ class ServeOptions(PairOptions, ImplementationOptions):
     max_connections: Annotated[int, option("Server", at_least=1)] = 1024
     # Largest body of a request, in bytes.
     max_body: Annotated[int, option("Server", at_least=1)] = 4194304
+    # Seconds that a request may wait before it ends with status 503.
+    queue_timeout: Annotated[float, option("Server", above=0, default="no limit")] = math.inf
+    # Seconds that a request may take before it ends with status 503.
+    request_timeout: Annotated[float, option("Server", above=0, default="no limit")] = math.inf
     # Largest number of prompt tokens in a step.
     chunk_tokens: Annotated[int | None, option("Server", at_least=1, default="no limit")] = _SERVING.chunk_tokens
     # The host reads a step's results before it plans the next step (sync), or one step later (overlap).
@@ -75,7 +80,12 @@ def serve(options: ServeOptions) -> None:
         check_serving(serving, config)
         pair = options.load(config, engine_options)
         engine = load_server_engine(pair, config, engine_options, acceptance)
-    limits = ServerLimits(queue=options.max_queue, body=options.max_body)
+    limits = ServerLimits(
+        queue=options.max_queue,
+        body=options.max_body,
+        queue_seconds=options.queue_timeout,
+        request_seconds=options.request_timeout,
+    )
     with Service(pair, engine, serving, limits) as service:
         _listen(options, service)
 
@@ -111,6 +121,6 @@ def _listen(options: ServeOptions, service: "Service") -> None:
             allowed = f"an address where this process can listen ({reason})"
             raise InputError("host", f"{options.host}:{options.port}", allowed) from error
         host, port = listener.getsockname()[:2]
-        print(f"{service.pair.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         tell("this server is for teaching, probing and tests; it is no production server")
+        print(f"{service.pair.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         Server(config).run(sockets=[listener])

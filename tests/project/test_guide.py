@@ -22,7 +22,7 @@ MOST_NOT_RUN = 6  # blocks of all pages together
 SHELL = ("bash", "shell", "sh", "console")
 MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 # Programs that are not ours; their arguments are not checked.
-OTHERS = {"cd", "git", "jupyter", "pip", "pytest", "source"}
+OTHERS = {"cd", "curl", "git", "jupyter", "pip", "pytest", "source"}
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from specsim.core.errors import InputError, printable
+from specsim.core.errors import InputError, printable, require_type
 from specsim.serving.http import native, openai
-from specsim.serving.http.forms import read_body
+from specsim.serving.http.forms import flag, read_body
 from specsim.serving.http.service import Service, Ticket, Unavailable
 from specsim.serving.scheduler import Scheduler
 
@@ -47,10 +47,12 @@ def create_app(service: Service) -> Starlette:
     }
     handlers: Any = {InputError: _bad_input, Unavailable: _unavailable, HTTPException: _refused, Exception: _failed}
     handlers[ClientDisconnect] = _gone
-    return Starlette(
+    app = Starlette(
         routes=[Route(path, endpoint, methods=methods) for path, (endpoint, methods) in paths.items()],
         exception_handlers=handlers,
     )
+    app.state.service = service
+    return app
 
 
 def _error(request: HTTPRequest, status: int, sentence: str, param: str | None = None) -> JSONResponse:
@@ -159,7 +161,7 @@ class _Routes:
 
     async def generate(self, request: HTTPRequest) -> Response:
         body = await self._body(request)
-        call = native.read_generate(self._service, body)
+        call = self._sessions.turn(body, native.read_generate(self._service, body))
         ticket = self._service.submit([output.ask for output in call.outputs])
         return await self._answer(request, native, call, ticket)
 
@@ -167,11 +169,17 @@ class _Routes:
         return JSONResponse(self._sessions.open(await self._body(request)))
 
     async def close_session(self, request: HTTPRequest) -> Response:
-        await self._sessions.close(await self._body(request))
+        self._sessions.close(await self._body(request))
         return Response()
 
     async def abort_request(self, request: HTTPRequest) -> Response:
-        self._service.abort()
+        body = await self._body(request)
+        rid = body.get("rid") or ""
+        require_type("rid", rid, str, "a text")
+        if flag(body, "abort_all"):
+            self._service.abort()
+        else:
+            self._service.abort_named(rid)
         return Response()
 
     async def flush_cache(self, _: HTTPRequest) -> Response:

@@ -1,7 +1,7 @@
 """Fields that the forms of OpenAI and of SGLang share, read from JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -81,6 +81,17 @@ def num_steps(body: Body) -> int | None:
     require_type("speculative", value, dict, allowed)
     require(set(value) <= {"num_steps"}, "speculative", value, allowed)
     return value.get("num_steps")
+
+
+def min_tokens(body: Body) -> int:
+    """Read the number of tokens before which no stop token ends an output."""
+    return count(body, "min_new_tokens" if "min_new_tokens" in body else "min_tokens", 0, 0, 2**31 - 1)
+
+
+def refuse(body: Body, names: Collection[str]) -> None:
+    """Refuse fields that would change the answer, where they ask for something."""
+    for name in names:
+        require(not body.get(name), name, body.get(name), "nothing on this server")
 
 
 def flag(body: Body, name: str, default: bool = False) -> bool:

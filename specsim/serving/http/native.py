@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -15,15 +15,20 @@ from specsim.serving.http.forms import (
     count,
     flag,
     json_grammar,
+    min_tokens,
     num_steps,
     prompts_of,
+    refuse,
     sampling_params,
     token_text,
 )
 from specsim.serving.http.openai import clipped, top_with
-from specsim.serving.http.service import Ask, Progress, Service
+from specsim.serving.http.service import Ask, Progress, Service, Session
 from specsim.serving.requests import Request
 
+MOST_SESSIONS = 1024
+# Fields that would change an answer, and that this server does not have.
+_REFUSED = ("input_embeds", "image_data", "lora_path", "return_hidden_states", "return_sampling_mask")
 _NEW_TOKENS = 128  # of a request that names no number
 
 
@@ -32,7 +37,6 @@ class NativeOutput:
     """An output of /generate, and the form of its answer."""
 
     ask: Ask
-    name: str  # rid
     returns_logprobs: bool
     score_from: int | None  # position of the first prompt token in the answer
     names_tokens: bool  # logprobs have the tokens' texts
@@ -50,6 +54,7 @@ class GenerateCall:
 
 def read_generate(service: Service, body: Body) -> GenerateCall:
     """Read a body of /generate."""
+    refuse(body, _REFUSED)
     ids = body.get("input_ids")
     name = "text" if ids is None else "input_ids"
     prompts = prompts_of(body.get(name), name)
@@ -59,6 +64,7 @@ def read_generate(service: Service, body: Body) -> GenerateCall:
         prompt_body = {key: _value_of(body, key, index, is_list) for key in body}
         sampling = prompt_body.get("sampling_params") or {}
         require_type("sampling_params", sampling, dict, "an object, or a list of one for each prompt")
+        refuse(sampling, ("stop_regex", "structural_tag", "custom_params"))
         num_choices = count(sampling, "n", 1, 1, service.limits.choices)
         is_list |= num_choices > 1
         output = _output(service, prompt_body, sampling, prompt)
@@ -93,6 +99,8 @@ def _output(service: Service, prompt_body: Body, sampling: Body, prompt: str | l
         is_valid = isinstance(listed, list) and all(type(token) is int and 0 <= token < vocab_size for token in listed)
         require(is_valid, "token_ids_logprob", listed, f"a list of token ids below {vocab_size}")
     num_top = count(prompt_body, "top_logprobs_num", 0, 0, service.limits.logprobs)
+    rid = prompt_body.get("rid")
+    require(rid is None or isinstance(rid, str), "rid", rid, "a text")
     sampled = {**sampling, "stop_token_ids": _known_ids(service, sampling.get("stop_token_ids"))}
     ask = Ask(
         prompt=prompt,
@@ -105,20 +113,19 @@ def _output(service: Service, prompt_body: Body, sampling: Body, prompt: str | l
         streams=flag(prompt_body, "stream"),
         skips_special=flag(sampling, "skip_special_tokens", True),
         keeps_stop=flag(sampling, "no_stop_trim"),
+        min_tokens=min_tokens(sampling),
+        rid=rid or uuid4().hex,
     )
-    rid = prompt_body.get("rid")
-    require(rid is None or isinstance(rid, str), "rid", rid, "a text")
     tokens = None if listed is None or not returns_logprobs else tuple(listed)
-    return NativeOutput(
-        ask, rid or uuid4().hex, returns_logprobs, score_from, flag(prompt_body, "return_text_in_logprobs"), tokens
-    )
+    names_tokens = flag(prompt_body, "return_text_in_logprobs")
+    return NativeOutput(ask, returns_logprobs, score_from, names_tokens, tokens)
 
 
 def _choice(output: NativeOutput, choice: int, num_choices: int, sampling: Body) -> NativeOutput:
     """Make one of the outputs of a prompt."""
     is_seeded = sampling.get("sampling_seed", sampling.get("seed")) is not None
-    name = output.name if num_choices == 1 else f"{output.name}_{choice}"
-    return replace(output, name=name, ask=replace(output.ask, seeded_stream=choice if is_seeded else None))
+    rid = output.ask.rid if num_choices == 1 else f"{output.ask.rid}_{choice}"
+    return replace(output, ask=replace(output.ask, rid=rid, seeded_stream=choice if is_seeded else None))
 
 
 def _known_ids(service: Service, tokens: Any) -> Any:
@@ -140,6 +147,9 @@ def _grammar(service: Service, sampling: Body) -> Grammar | None:
     if (regex := sampling.get("regex")) is not None:
         require_type("regex", regex, str, "a text")
         return service.grammar("regex", regex)
+    if (text := sampling.get("ebnf")) is not None:
+        require_type("ebnf", text, str, "a text")
+        return service.grammar("ebnf", text)
     return None
 
 
@@ -162,7 +172,7 @@ def output_answer(service: Service, output: NativeOutput, progress: Progress) ->
     """Make the answer of one output."""
     request = progress.request
     meta = {
-        "id": output.name,
+        "id": output.ask.rid,
         "finish_reason": _finish_reason(request) if progress.is_final else None,
         "prompt_tokens": len(request.prompt_ids),
         "completion_tokens": progress.num_tokens,
@@ -234,72 +244,50 @@ def _logprobs(service: Service, output: NativeOutput, progress: Progress) -> dic
     return values
 
 
-@dataclass(slots=True)
-class Session:
-    """A conversation of requests."""
-
-    last: int | None = None  # id of the scheduler's request of the last turn that ended well
-    rid: str | None = None  # its name
-    is_busy: bool = False
-
-
-@dataclass(slots=True)
 class Sessions:
     """Open sessions by their ids."""
 
-    service: Service
-    sessions: dict[str, Session] = field(default_factory=dict)
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._sessions: dict[str, Session] = {}
 
     def open(self, body: Body) -> str:
         """Open a session, and return its id."""
         count(body, "capacity_of_str_len", 1, 0, 2**62)
         name = body.get("session_id") or uuid4().hex
         require_type("session_id", name, str, "a text")
-        require(name not in self.sessions, "session_id", name, "the id of no open session")
-        self.sessions[name] = Session()
+        require(name not in self._sessions, "session_id", name, "the id of no open session")
+        require(len(self._sessions) < MOST_SESSIONS, "session_id", name, f"at most {MOST_SESSIONS} open sessions")
+        self._sessions[name] = Session()
         return name
 
-    async def close(self, body: Body) -> None:
+    def close(self, body: Body) -> None:
         """Close a session, and free its KV."""
-        session = self._find(body.get("session_id"), "session_id")
-        del self.sessions[body["session_id"]]
-        if session.last is not None:
-            last = session.last
-            await self.service.run(lambda scheduler: (scheduler.reservations.end_session(last), scheduler.forget(last)))
+        session = self._find("session_id", body.get("session_id"))
+        del self._sessions[body["session_id"]]
+        self._service.close_session(session)
 
-    def _find(self, name: Any, field_name: str) -> Session:
-        session = self.sessions.get(name) if isinstance(name, str) else None
+    def _find(self, field: str, name: Any) -> Session:
+        session = self._sessions.get(name) if isinstance(name, str) else None
         if session is None:
-            raise InputError(field_name, name, "the id of an open session")
+            raise InputError(field, name, "the id of an open session")
         return session
 
-    def begin(self, body: Body, call: GenerateCall) -> tuple[Session | None, GenerateCall]:
-        """Make a call the next turn of its session; None: it has no session."""
+    def turn(self, body: Body, call: GenerateCall) -> GenerateCall:
+        """Make a call the next turn of its session, if it names one."""
         params = body.get("session_params")
         if params is None:
-            return None, call
+            return call
         require_type("session_params", params, dict, "an object with id and rid")
-        session = self._find(params.get("id"), "session_params")
+        session = self._find("session_params", params.get("id"))
         require(len(call.outputs) == 1, "session_params", f"{len(call.outputs)} outputs", "one output in a session")
-        require(not session.is_busy, "session_params", params["id"], "a session whose last turn has ended")
-        require(not params.get("offset"), "offset", params.get("offset"), "none: a turn is appended")
-        require(not params.get("replace"), "replace", params.get("replace"), "false: a turn is appended")
+        require(session.running is None, "session_params", params["id"], "a session whose last turn has ended")
+        for name in ("offset", "replace", "drop_previous_output"):
+            require(not params.get(name), name, params.get(name), "none: a turn is appended to the session")
         rid = params.get("rid")
         require(rid in (None, session.rid), "rid", rid, "the rid of the session's last turn")
         (output,) = call.outputs
-        ask = replace(output.ask, continues=session.last, keep=True)
-        session.is_busy = True
-        return session, replace(call, outputs=(replace(output, ask=ask),))
-
-    async def end(self, session: Session, output: NativeOutput, request: Request | None) -> None:
-        """End a turn: one that ended well is the last from now on, another one is forgotten."""
-        session.is_busy = False
-        ended_well = request is not None and request.finish_reason in ("stop", "length") and request.token_ids
-        dropped = session.last if ended_well else request and request.request_id
-        if ended_well and request is not None:
-            session.last, session.rid = request.request_id, output.name
-        if dropped is not None:
-            await self.service.run(lambda scheduler: scheduler.forget(dropped))
+        return replace(call, outputs=(replace(output, ask=replace(output.ask, session=session)),))
 
 
 def server_info(service: Service) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from specsim.serving.http.forms import (
     count,
     flag,
     json_grammar,
+    min_tokens,
     num_steps,
     prompts_of,
+    refuse,
     sampling_params,
     token_text,
 )
@@ -22,6 +24,8 @@ from specsim.serving.http.service import Ask, Progress, Service
 from specsim.serving.requests import Request
 
 _LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
+# Fields that would change an answer, and that this server does not have.
+_REFUSED = ("stop_regex", "suffix", "tools", "functions", "prompt_logprobs", "lora_path", "best_of", "use_beam_search")
 _COMPLETION_TOKENS = 16  # of a completion that names no number
 Alternatives = Sequence[tuple[int, float]]  # (token, log-probability), most likely first
 _ENDINGS = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -75,10 +79,12 @@ def read_chat(service: Service, body: Body) -> OpenAICall:
 def _call(
     service: Service, body: Body, prompts: Sequence[str | list[int]], most_tokens: int, **form: Any
 ) -> OpenAICall:
+    refuse(body, _REFUSED)
     params = sampling_params(body, temperature=1.0, max_new_tokens=most_tokens)
     requested = body.get("max_completion_tokens", body.get("max_tokens"))
     num_choices = count(body, "n", 1, 1, service.limits.choices)
     require_type("model", body.get("model", ""), str, "a text")
+    name = f"{'chatcmpl' if form['is_chat'] else 'cmpl'}-{uuid4().hex}"
     options = body.get("stream_options") or {}
     require_type("stream_options", options, dict, "an object")
     ask = Ask(
@@ -92,6 +98,8 @@ def _call(
         streams=flag(body, "stream"),
         skips_special=flag(body, "skip_special_tokens", True),
         keeps_stop=flag(body, "include_stop_str_in_output"),
+        min_tokens=min_tokens(body),
+        rid=name,
     )
     is_seeded = body.get("seed") is not None
     asks = [
@@ -107,7 +115,7 @@ def _call(
         returns_ids=flag(body, "return_token_ids"),
         names_tokens=flag(body, "return_tokens_as_token_ids"),
         num_choices=num_choices,
-        name=f"{'chatcmpl' if form['is_chat'] else 'cmpl'}-{uuid4().hex}",
+        name=name,
         created=int(time.time()),
         **form,
     )

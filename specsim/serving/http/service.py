@@ -1,10 +1,12 @@
 """The engine thread, which owns the scheduler, and the requests that other threads give it."""
 
 import asyncio
+import math
 import queue
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from threading import Thread
@@ -23,10 +25,12 @@ from specsim.core.policies.per_request import covering
 from specsim.core.policies.policy import Choice
 from specsim.core.settings import Settings
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.user_module import user_code
 from specsim.serving.adaptation import settings_of
 from specsim.serving.generation import load_adaptive_engine
 from specsim.serving.guidance import Guidance
 from specsim.serving.http.metrics import Metrics
+from specsim.serving.http.min_tokens import MinTokens
 from specsim.serving.http.scoring import Scorer, TokenScore
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
@@ -45,6 +49,8 @@ class ServerLimits:
     body: int = 4 * 2**20  # bytes of a request
     choices: int = 128  # outputs of a request
     logprobs: int = 64  # alternatives of a token
+    queue_seconds: float = math.inf  # that a request may wait; then it ends with status 503
+    request_seconds: float = math.inf  # from a request's arrival to its end
 
 
 class Unavailable(Exception):
@@ -89,6 +95,16 @@ def load_server_engine(
     )
 
 
+@dataclass(eq=False, slots=True)
+class Session:
+    """A conversation, one turn after the other."""
+
+    last: int | None = None  # id of the request of the last turn that ended well
+    rid: str | None = None  # that turn's name
+    running: int | None = None  # id of the request of the turn that runs
+    is_closed: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One output that a client asks for."""
@@ -104,8 +120,9 @@ class Ask:
     streams: bool = False  # progress is delivered after every step
     skips_special: bool = True  # special tokens are left out of the text
     keeps_stop: bool = False  # the stop token or string stays in the text
-    continues: int | None = None  # id of the request of the session's last turn
-    keep: bool = False  # its KV is kept for the next turn
+    min_tokens: int = 0  # before which no stop token ends the output
+    session: Session | None = None  # whose next turn it is
+    rid: str = ""  # name by which it can be aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +143,8 @@ class Job:
 
     ask: Ask
     request: Request
-    deliver: Callable[[Progress | Unavailable], None]
+    deliver: Callable[[Progress | Exception], None]
+    grammar: Grammar | None
     scorer: Scorer | None = None
     num_delivered: int = 0
     start: float = field(default_factory=time.perf_counter)
@@ -162,6 +180,16 @@ def _settled(text: str, stops: Sequence[str]) -> str:
     return text
 
 
+def _lark(ebnf: str) -> str:
+    """Convert a grammar of GBNF, which SGLang calls EBNF."""
+    try:
+        from llguidance.gbnf_to_lark import any_to_lark
+    except ImportError as error:
+        raise InputError("ebnf", ebnf, "none without llguidance: pip install 'specsim[grammar]'") from error
+    with user_code("ebnf", ebnf, "a grammar with a rule root"):
+        return any_to_lark(ebnf)
+
+
 class Ticket:
     """The outputs of one call of a client; leaving `updates` before their ends aborts them."""
 
@@ -184,7 +212,7 @@ class Ticket:
         try:
             while num_open:
                 index, progress = await self._updates.get()
-                if isinstance(progress, Unavailable):
+                if isinstance(progress, Exception):
                     raise progress
                 request = progress.request
                 if request.finish_reason == "rejected":
@@ -254,11 +282,14 @@ class Service:
         loop = asyncio.get_running_loop()
         updates: asyncio.Queue[Any] = asyncio.Queue()
 
-        def deliver(index: int, progress: Progress | Unavailable) -> None:
-            loop.call_soon_threadsafe(updates.put_nowait, (index, progress))
+        def deliver(index: int, progress: Progress | Exception) -> None:
+            with suppress(RuntimeError):  # of a loop that has ended
+                loop.call_soon_threadsafe(updates.put_nowait, (index, progress))
 
-        jobs = [Job(ask, self._request(ask), partial(deliver, index)) for index, ask in enumerate(asks)]
+        jobs = [self._job(ask, partial(deliver, index)) for index, ask in enumerate(asks)]
         for job in jobs:
+            if job.ask.session is not None:
+                job.ask.session.running = job.request.request_id
             self._commands.put(partial(self._start, job))
         return Ticket(self, jobs, updates)
 
@@ -293,21 +324,32 @@ class Service:
         return len(self._jobs)
 
     def _grammar(self, form: str, text: str) -> Guidance:
+        if form == "ebnf":
+            form, text = "lark", _lark(text)
         target = self.pair.target.config
         return Guidance(form, text, self.tokenizer, target.vocab_size, target.eos_token_ids)
+
+    def _job(self, ask: Ask, deliver: Callable[[Progress | Exception], None]) -> Job:
+        request = self._request(ask)
+        grammar = ask.grammar
+        if ask.min_tokens:
+            grammar = MinTokens(ask.min_tokens, request.stop_ids, self.pair.target.config.vocab_size, grammar)
+        if grammar is not None and not isinstance(self.engine.grammars, LiveGrammars):
+            raise InputError("grammar", "given", "none on this server, whose engine takes none")
+        if ask.num_steps is not None:
+            require_int("num_steps", ask.num_steps, 0, self.policy.most)
+        return Job(ask, request, deliver, grammar)
 
     def _request(self, ask: Ask) -> Request:
         self._serial += 1
         stream = _UNSEEDED + self._serial % _UNSEEDED if ask.seeded_stream is None else ask.seeded_stream
-        is_turn = ask.continues is not None and isinstance(ask.prompt, str)
-        prompt = self.tokenizer.encode(ask.prompt, add_special_tokens=False) if is_turn else ask.prompt
-        request = make_request(self.pair.target.config, self.tokenizer, stream, prompt, ask.params, keep=ask.keep)
+        continues = None if ask.session is None else ask.session.last
+        is_text = continues is not None and isinstance(ask.prompt, str)
+        prompt = self.tokenizer.encode(ask.prompt, add_special_tokens=False) if is_text else ask.prompt
+        keep = ask.session is not None
+        request = make_request(self.pair.target.config, self.tokenizer, stream, prompt, ask.params, keep=keep)
         request.request_id |= self._serial << _STREAM_BITS
-        request.continues = ask.continues
-        if ask.num_steps is not None:
-            require_int("num_steps", ask.num_steps, 0, self.policy.most)
-        if ask.grammar is not None and not isinstance(self.engine.grammars, LiveGrammars):
-            raise InputError("grammar", "given", "none on this server, whose drafts are accepted by a schedule")
+        request.continues = continues
         return request
 
     def _make_scheduler(self) -> Scheduler:
@@ -337,6 +379,7 @@ class Service:
         if self._scheduler.adaptation is not None:
             self._scheduler.adaptation.choices.clear()
         self.metrics.count_step(record)
+        self._drop_late()
         self._publish()
 
     def _publish(self) -> None:
@@ -350,7 +393,7 @@ class Service:
     def _start(self, job: Job) -> None:
         ask, request = job.ask, job.request
         if ask.top_logprobs or ask.score_from is not None:
-            job.scorer = Scorer(self.engine, request, ask.top_logprobs, ask.score_from, ask.grammar)
+            job.scorer = Scorer(self.engine, request, ask.top_logprobs, ask.score_from, job.grammar)
         self._jobs[request.request_id] = job
         if ask.scores_only:
             request.finish_reason = "length"
@@ -358,9 +401,12 @@ class Service:
             return
         if ask.num_steps is not None:
             self.policy.requested[request.request_id] = ask.num_steps
-        if ask.grammar is not None and isinstance(self.engine.grammars, LiveGrammars):
-            self.engine.grammars[request.request_id] = ask.grammar
-        self._scheduler.submit(request)
+        if job.grammar is not None and isinstance(self.engine.grammars, LiveGrammars):
+            self.engine.grammars[request.request_id] = job.grammar
+        try:
+            self._scheduler.submit(request)
+        except InputError as error:  # of a session that an engine's failure has ended
+            self._drop(job, error)
 
     def _finish(self, job: Job) -> None:
         self.metrics.count_request(job.request)
@@ -369,13 +415,58 @@ class Service:
         job.deliver(progress)
 
     def _forget(self, job: Job) -> None:
-        request_id = job.request.request_id
-        self._jobs.pop(request_id, None)
-        self.policy.requested.pop(request_id, None)
+        request = job.request
+        self._jobs.pop(request.request_id, None)
+        self.policy.requested.pop(request.request_id, None)
         if isinstance(self.engine.grammars, LiveGrammars):
-            self.engine.grammars.pop(request_id, None)
-        if not job.request.keep:
-            self._scheduler.forget(request_id)
+            self.engine.grammars.pop(request.request_id, None)
+        forgotten: int | None = request.request_id
+        if (session := job.ask.session) is not None:
+            session.running = None
+            if request.token_ids and request.finish_reason in ("stop", "length") and not session.is_closed:
+                forgotten, session.last, session.rid = session.last, request.request_id, job.ask.rid
+        if forgotten is not None:
+            self._scheduler.reservations.end_session(forgotten)
+            self._scheduler.forget(forgotten)
+
+    def _drop(self, job: Job, error: Exception) -> None:
+        """End a request with an error."""
+        self._scheduler.abort(job.request.request_id)
+        self._forget(job)
+        job.deliver(error)
+
+    def close_session(self, session: Session) -> None:
+        """End a session, with its turn that runs, and free its KV."""
+
+        def command() -> None:
+            session.is_closed = True
+            if session.running is not None:
+                self._abort([session.running])
+            if session.last is not None:
+                self._scheduler.reservations.end_session(session.last)
+                self._scheduler.forget(session.last)
+
+        self._commands.put(command)
+
+    def abort_named(self, rid: str) -> None:
+        """End the requests of a name, and those of its choices."""
+
+        def command() -> None:
+            jobs = self._jobs.values()
+            named = [job for job in jobs if job.ask.rid == rid or job.ask.rid.startswith(f"{rid}_")]
+            self._abort([job.request.request_id for job in named])
+
+        self._commands.put(command)
+
+    def _drop_late(self) -> None:
+        """End the requests that have waited or run for too long."""
+        limits, now = self.limits, time.perf_counter()
+        for job in list(self._jobs.values()):
+            waits = job.request.row < 0 and not job.request.token_ids
+            if waits and now - job.start > limits.queue_seconds:
+                self._drop(job, Unavailable(503, f"the request waited longer than {limits.queue_seconds:g} s"))
+            elif now - job.start > limits.request_seconds:
+                self._drop(job, Unavailable(503, f"the request ran longer than {limits.request_seconds:g} s"))
 
     def _abort(self, request_ids: Sequence[int] | None) -> None:
         for request_id in list(self._jobs) if request_ids is None else request_ids:
@@ -385,10 +476,11 @@ class Service:
     def _fail(self, error: Exception) -> None:
         """Tell all requests that a step has failed, and go on with an empty scheduler."""
         sentence = str(error) if isinstance(error, InputError) else f"the engine failed: {type(error).__name__}"
-        for job in list(self._jobs.values()):
+        jobs = list(self._jobs.values())
+        self._scheduler = self._make_scheduler()
+        for job in jobs:
             self._forget(job)
             job.deliver(Unavailable(500, sentence))
-        self._scheduler = self._make_scheduler()
 
     def _end(self) -> None:
         self._abort(None)
