@@ -23,6 +23,7 @@ from specsim.acceptance.vllm_metrics import read as read_vllm
 from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.models.load import load
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.http.app import create_app
 from specsim.serving.http.service import ServerLimits, Service, load_server_engine
 
@@ -100,6 +101,28 @@ def test_a_request_turns_speculation_off(client, temperature):
 def test_a_request_narrows_speculation(client):
     meta = native(client, speculative={"num_steps": 1})["meta_info"]
     assert meta["spec_draft_token_num"] == meta["spec_verify_ct"]
+
+
+def test_requests_of_a_batch_have_their_own_draft_steps(client):
+    prompts = [PROMPT, "import os", "class A:"]
+    wanted = [{"num_steps": 0}, None, {"num_steps": 2}]
+    answers = native(client, text=prompts, speculative=wanted)
+    assert [answer["output_ids"] for answer in answers] == [list(output.token_ids) for output in outputs(prompts)]
+    assert answers[0]["meta_info"]["spec_draft_token_num"] == 0 < answers[1]["meta_info"]["spec_draft_token_num"]
+
+
+@pytest.mark.parametrize("impl", ["reference", "fast"])
+def test_both_implementations_serve(impl):
+    """Requests of one seed and random stream have the same tokens in one batch, as their ids differ above 32 bits."""
+    pair, config = synthetic_pair(), SpecConfig(topk=1, num_steps=2, verifier="rejection")
+    params, options = SamplingParams(temperature=1.0, seed=9, max_new_tokens=6), EngineOptions(impl)
+    expected = generate(pair, [[5, 6, 7]], config, params, engine=options).outputs[0]
+    sampling = {"temperature": 1.0, "sampling_seed": 9, "max_new_tokens": 6}
+    body = {"input_ids": [[5, 6, 7]] * 2, "sampling_params": sampling}
+    service = Service(pair, load_server_engine(pair, config, options), replace(SERVING, num_slots=512))
+    with service, TestClient(create_app(service)) as client:
+        answers = client.post("/generate", json=body).json()
+    assert [answer["output_ids"] for answer in answers] == [list(expected.token_ids)] * 2
 
 
 def test_choices_differ_in_their_random_stream(client):
@@ -253,12 +276,16 @@ def test_turns_of_a_session_keep_their_kv(client):
     total, rid = 0, None
     for turn in range(3):
         params = {"id": session, "rid": rid}
-        answer = native(client, {"max_new_tokens": 5}, text=f" x{turn} =", session_params=params)["meta_info"]
+        scored = {"return_logprob": True, "logprob_start_len": 0}
+        answer = native(client, {"max_new_tokens": 5}, text=f" x{turn} =", session_params=params, **scored)["meta_info"]
+        assert len(answer["input_token_logprobs"]) == answer["prompt_tokens"]
         assert answer["cached_tokens"] in (total, total - 1) or not turn
         assert answer["prompt_tokens"] > total
         total, rid = answer["prompt_tokens"] + answer["completion_tokens"], answer["id"]
     refused = {"text": "x " * 2500, "session_params": {"id": session}}
-    assert client.post("/generate", json=refused).status_code == 400
+    answer = client.post("/generate", json=refused)
+    assert answer.status_code == 400
+    assert "context length" in answer.text
     assert native(client, text=" y", session_params={"id": session})["meta_info"]["cached_tokens"] >= total - 1
     assert client.post("/close_session", json={"session_id": session}).status_code == 200
     assert free_of_requests(client)
@@ -378,7 +405,7 @@ def test_a_signal_ends_the_command_in_order():
 
 
 def test_streams_hold_back_what_may_become_a_stop_string():
-    from specsim.serving.http.service import _settled
+    from specsim.serving.http.job import _settled
 
     assert [_settled(text, ("stop", "to")) for text in ("a s", "a st", "a sto", "a b", "")] == [
         "a ",

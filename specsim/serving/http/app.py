@@ -202,6 +202,8 @@ class _Routes:
         return JSONResponse({"status": "ok"})
 
     async def health(self, _: HTTPRequest) -> Response:
+        if not self._service.is_running:
+            raise Unavailable(503, "the engine thread has ended")
         return Response()
 
     async def health_generate(self, request: HTTPRequest) -> Response:

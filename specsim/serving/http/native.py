@@ -22,8 +22,9 @@ from specsim.serving.http.forms import (
     sampling_params,
     token_text,
 )
+from specsim.serving.http.job import Ask, Progress, Session
 from specsim.serving.http.openai import clipped, top_with
-from specsim.serving.http.service import Ask, Progress, Service, Session
+from specsim.serving.http.service import Service
 from specsim.serving.requests import Request
 
 MOST_SESSIONS = 1024
@@ -72,7 +73,7 @@ def read_generate(service: Service, body: Body) -> GenerateCall:
     return GenerateCall(tuple(outputs), is_list, flag(body, "stream"))
 
 
-_BY_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid")
+_BY_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid", "speculative")
 
 
 def _value_of(body: Body, key: str, index: int, is_list: bool) -> Any:

@@ -20,12 +20,13 @@ from specsim.serving.http.forms import (
     sampling_params,
     token_text,
 )
-from specsim.serving.http.service import Ask, Progress, Service
+from specsim.serving.http.job import Ask, Progress
+from specsim.serving.http.service import Service
 from specsim.serving.requests import Request
 
 _LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 # Fields that would change an answer, and that this server does not have.
-_REFUSED = ("stop_regex", "suffix", "tools", "functions", "prompt_logprobs", "lora_path", "best_of", "use_beam_search")
+_REFUSED = ("stop_regex", "suffix", "tools", "functions", "prompt_logprobs", "lora_path", "use_beam_search")
 _COMPLETION_TOKENS = 16  # of a completion that names no number
 Alternatives = Sequence[tuple[int, float]]  # (token, log-probability), most likely first
 _ENDINGS = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -83,6 +84,7 @@ def _call(
     params = sampling_params(body, temperature=1.0, max_new_tokens=most_tokens)
     requested = body.get("max_completion_tokens", body.get("max_tokens"))
     num_choices = count(body, "n", 1, 1, service.limits.choices)
+    require(body.get("best_of") in (None, num_choices), "best_of", body.get("best_of"), f"n, {num_choices}")
     require_type("model", body.get("model", ""), str, "a text")
     name = f"{'chatcmpl' if form['is_chat'] else 'cmpl'}-{uuid4().hex}"
     options = body.get("stream_options") or {}

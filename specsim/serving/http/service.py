@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from threading import Thread
 from typing import Any, Self, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 
-from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require_int
@@ -29,15 +29,15 @@ from specsim.core.user_module import user_code
 from specsim.serving.adaptation import settings_of
 from specsim.serving.generation import load_adaptive_engine
 from specsim.serving.guidance import Guidance
+from specsim.serving.http.job import Ask, Job, Progress, Session
 from specsim.serving.http.metrics import Metrics
 from specsim.serving.http.min_tokens import MinTokens
-from specsim.serving.http.scoring import Scorer, TokenScore
+from specsim.serving.http.scoring import Scorer
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
 
 _STREAM_BITS = 32  # of a request id: they name its random numbers, and the higher ones the request
 _UNSEEDED = 2**31  # first random stream of requests without a seed
-_UNFINISHED = "\ufffd"  # decoders put it in place of an incomplete character
 T = TypeVar("T")
 
 
@@ -95,91 +95,6 @@ def load_server_engine(
     )
 
 
-@dataclass(eq=False, slots=True)
-class Session:
-    """A conversation, one turn after the other."""
-
-    last: int | None = None  # id of the request of the last turn that ended well
-    rid: str | None = None  # that turn's name
-    running: int | None = None  # id of the request of the turn that runs
-    is_closed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One output that a client asks for."""
-
-    prompt: str | Sequence[int]
-    params: SamplingParams
-    seeded_stream: int | None = None  # random stream of the seed; None: one that no other request has
-    num_steps: int | None = None  # most draft steps of a round; None: the server's
-    grammar: Grammar | None = None
-    top_logprobs: int = 0  # alternatives of every token; 0: none
-    score_from: int | None = None  # prompt position whose token is the first with a logprob; None: no prompt token
-    scores_only: bool = False  # no token is generated
-    streams: bool = False  # progress is delivered after every step
-    skips_special: bool = True  # special tokens are left out of the text
-    keeps_stop: bool = False  # the stop token or string stays in the text
-    min_tokens: int = 0  # before which no stop token ends the output
-    session: Session | None = None  # whose next turn it is
-    rid: str = ""  # name by which it can be aborted
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A request's output so far, or its end."""
-
-    request: Request  # which grows until the end
-    text: str  # without an unfinished character, or what may become a stop string
-    num_tokens: int
-    scores: tuple[TokenScore, ...]  # of the tokens from the first that has a logprob on, where asked for
-    is_final: bool
-    seconds: float = 0.0  # since the request was received
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """A request in the engine thread."""
-
-    ask: Ask
-    request: Request
-    deliver: Callable[[Progress | Exception], None]
-    grammar: Grammar | None
-    scorer: Scorer | None = None
-    num_delivered: int = 0
-    start: float = field(default_factory=time.perf_counter)
-
-    def progress(self, is_final: bool) -> Progress:
-        self.num_delivered = len(self.request.token_ids)
-        if self.scorer is not None and (is_final or self.ask.streams):
-            self.scorer.extend(self.request.known_ids)
-        scores = () if self.scorer is None else tuple(self.scorer.scores)
-        seconds = time.perf_counter() - self.start
-        return Progress(self.request, self._text(is_final), self.num_delivered, scores, is_final, seconds)
-
-    def _text(self, is_final: bool) -> str:
-        request, ask = self.request, self.ask
-        if request.tokenizer is None:
-            return ""
-        cuts = isinstance(request.stop_reason, int) and not ask.keeps_stop
-        text = request.tokenizer.decode(
-            request.token_ids[:-1] if cuts else request.token_ids, skip_special_tokens=ask.skips_special
-        )
-        if isinstance(request.stop_reason, str) and request.stop_reason in text:
-            end = text.index(request.stop_reason)
-            return text[: end + len(request.stop_reason) * ask.keeps_stop]
-        return text if is_final else _settled(text.rstrip(_UNFINISHED), request.params.stop)
-
-
-def _settled(text: str, stops: Sequence[str]) -> str:
-    """Leave out the end of a text with which a stop string may begin."""
-    most = max(map(len, stops), default=1) - 1
-    for start in range(max(0, len(text) - most), len(text)):
-        if any(stop.startswith(text[start:]) for stop in stops):
-            return text[:start]
-    return text
-
-
 def _lark(ebnf: str) -> str:
     """Convert a grammar of GBNF, which SGLang calls EBNF."""
     try:
@@ -216,9 +131,8 @@ class Ticket:
                     raise progress
                 request = progress.request
                 if request.finish_reason == "rejected":
-                    raise InputError(
-                        "prompt", f"{len(request.prompt_ids)} tokens", f"a request that fits: {request.error}"
-                    )
+                    most = f"a request within this server's context length ({request.error})"
+                    raise InputError("prompt", f"{len(request.prompt_ids)} tokens", most)
                 num_open -= progress.is_final
                 yield index, progress
         finally:
@@ -276,6 +190,8 @@ class Service:
 
         Raises InputError for one that cannot run, and Unavailable where the queue is full.
         """
+        if not self._is_open:
+            raise Unavailable(503, "the server ends")
         most = self.limits.queue + self.serving.max_running
         if len(self._jobs) + len(asks) > most:
             raise Unavailable(429, f"the queue of {self.limits.queue} requests is full; try again later")
@@ -288,6 +204,7 @@ class Service:
 
         jobs = [self._job(ask, partial(deliver, index)) for index, ask in enumerate(asks)]
         for job in jobs:
+            self._jobs[job.request.request_id] = job
             if job.ask.session is not None:
                 job.ask.session.running = job.request.request_id
             self._commands.put(partial(self._start, job))
@@ -319,6 +236,11 @@ class Service:
         self._commands.put(command)
 
     @property
+    def is_running(self) -> bool:
+        """Check whether the engine thread runs."""
+        return self._thread.is_alive()
+
+    @property
     def num_open(self) -> int:
         """Number of requests that have not ended."""
         return len(self._jobs)
@@ -338,7 +260,10 @@ class Service:
             raise InputError("grammar", "given", "none on this server, whose engine takes none")
         if ask.num_steps is not None:
             require_int("num_steps", ask.num_steps, 0, self.policy.most)
-        return Job(ask, request, deliver, grammar)
+        make_scorer = None
+        if ask.top_logprobs or ask.score_from is not None:
+            make_scorer = partial(Scorer, self.engine, request, ask.top_logprobs, ask.score_from, grammar)
+        return Job(ask, request, deliver, grammar, make_scorer)
 
     def _request(self, ask: Ask) -> Request:
         self._serial += 1
@@ -392,9 +317,8 @@ class Service:
 
     def _start(self, job: Job) -> None:
         ask, request = job.ask, job.request
-        if ask.top_logprobs or ask.score_from is not None:
-            job.scorer = Scorer(self.engine, request, ask.top_logprobs, ask.score_from, job.grammar)
-        self._jobs[request.request_id] = job
+        if request.request_id not in self._jobs:  # an engine's failure has ended it
+            return
         if ask.scores_only:
             request.finish_reason = "length"
             self._finish(job)
