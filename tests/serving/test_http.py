@@ -113,7 +113,7 @@ def test_requests_of_a_batch_have_their_own_draft_steps(client):
 
 @pytest.mark.parametrize("impl", ["reference", "fast"])
 def test_both_implementations_serve(impl):
-    """Requests of one seed and random stream have the same tokens in one batch, as their ids differ above 32 bits."""
+    """Requests of one seed and random stream have the same tokens in a batch, and ids of their own."""
     pair, config = synthetic_pair(), SpecConfig(topk=1, num_steps=2, verifier="rejection")
     params, options = SamplingParams(temperature=1.0, seed=9, max_new_tokens=6), EngineOptions(impl)
     expected = generate(pair, [[5, 6, 7]], config, params, engine=options).outputs[0]
