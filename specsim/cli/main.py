@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt as error:
+        if signal.getsignal(signal.SIGTERM) is _terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one, while the interpreter ends
         is_terminated = isinstance(error, _Terminated)
         tell("; ".join(["terminated" if is_terminated else "interrupted", *map(str, error.args)]))
         status = 128 + (signal.SIGTERM if is_terminated else signal.SIGINT)
