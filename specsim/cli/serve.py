@@ -54,7 +54,8 @@ def serve(options: ServeOptions) -> None:
     Speaks the forms of OpenAI (/v1/completions, /v1/chat/completions) and of SGLang (/generate). It is no production
     server.
 
-    Exit status: 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
+    Exit status: 0 never, as a signal ends it: 130 after Ctrl-C, 143 after SIGTERM, 2 for
+    bad input.
 
     Examples:
       specsim serve
