@@ -11,8 +11,8 @@ from specsim.cli.main import FUNCTIONS, command
 from specsim.core.errors import InputError
 
 TEXTS = {  # options with a text that names no file
-    "accept_lengths", "accept_rates", "cell", "cluster", "draft_field", "efficiency", "layout", "name", "only", "ops",
-    "output", "output_tokens", "program", "prompt", "prompt_tokens", "regex", "shard", "slo", "suite", "table",
+    "accept_lengths", "accept_rates", "cell", "cluster", "draft_field", "efficiency", "host", "layout", "name", "only",
+    "ops", "output", "output_tokens", "program", "prompt", "prompt_tokens", "regex", "shard", "slo", "suite", "table",
     "verifier",
 }  # fmt: skip
 NAMES = {("diff", "drafter"), ("diff", "family"), ("plan", "draft")}  # the same of single commands
