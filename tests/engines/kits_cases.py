@@ -1,0 +1,147 @@
+"""Run SGLang's server test kits against `specsim serve`: python -m tests.engines.kits_cases PYTHON [--keep].
+
+PYTHON is the interpreter of the engines' environment. Prints the table of notebooks/guide/engines.md; --keep writes it
+there. Exit status 1 where a test ends otherwise than listed here.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from specsim.maintain.page import GUIDE, Column, filled, rewrite, table
+from specsim.models.shipped import TINY
+
+PAGE = GUIDE / "engines.md"
+REGION = "SGLang's server test kits"
+CHAIN = ("--num-steps", "5", "--topk", "1", "--num-draft-tokens", "6")  # the kits' own EAGLE-3 settings
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """A kit of tests. A test that is not named here passes."""
+
+    module: str
+    kit: str
+    left_out: dict[str, str] = field(default_factory=dict)  # tests that do not apply, and why
+    failing: dict[str, str] = field(default_factory=dict)  # tests that fail, and why
+    attributes: dict[str, Any] = field(default_factory=dict)  # settings that a kit leaves to its user
+    options: tuple[str, ...] = CHAIN  # of the server
+
+
+KITS = (
+    Kit("basic_api_contract_kit", "BasicAPIContractMixin"),
+    Kit("spec_server_kits", "SpecCorrectnessKit"),
+    Kit("spec_server_kits", "SpecParityKit"),
+    Kit("spec_server_kits", "SpecLogprobKit"),
+    Kit("spec_server_kits", "SpecPenaltyKit"),
+    Kit("spec_server_kits", "SpecFeatureKit", {"test_radix_attention": "Its prompts have ids up to 31,999."}),
+    Kit("spec_server_kits", "SpecGrammarKit"),
+    Kit("streaming_session_kit", "StreamingSessionKitMixin"),
+    Kit("abort_timeout_kit", "AbortAllMixin"),
+    Kit("abort_timeout_kit", "RunningTimeoutTwoWaveMixin"),
+    Kit("pause_generation_kit", "PauseResumeInPlaceMixin"),
+    Kit("matched_stop_kit", "MatchedStopMixin", {"test_finish_stop_eos": "It names the ending tokens of Llama."}),
+    Kit("regex_constrained_kit", "RegexConstrainedMixin"),
+    Kit("json_constrained_kit", "JSONConstrainedMixin"),
+    Kit("json_mode_kit", "JSONModeMixin"),
+    Kit("ebnf_constrained_kit", "EBNFConstrainedMixin"),
+)
+# Kits, or groups of them, of which no test applies.
+OTHERS = {
+    "SpecAccuracyKit, eval_accuracy, lm_eval, reasoning, unified_radix_cache": "a model that knows mathematics, "
+    "or a vocabulary of 30,000",
+    "BasicDecodeCorrectnessMixin, BasicSchedulerStressMixin": "a model that knows capitals; context of 8,000 tokens",
+    "SpecPerfKit, spec_decoding, perf_bench, fwd_occupancy": "speeds of a GPU",
+    "WaitingTimeoutMixin": "a time limit in the queue, which the server does not have",
+    "SpecHiddenStatesKit, SpecSamplingMaskKit": "hidden states and sampling masks, which answers do not have",
+    "AbortLeakReproKitMixin": "a context limited to 512 tokens",
+    "anthropic_messages, mmmu_vlm, vlm_perf, cache_hit, dsa_metadata, pd_parity, prefix_cache_branching": "other APIs, "
+    "images, LoRA, other attention, or several servers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The tests of a kit that ran, each with its status and error."""
+
+    kit: Kit
+    results: dict[str, dict[str, str]]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Errors by test."""
+        return {test: result["why"] for test, result in self.results.items() if result["status"] == "failed"}
+
+    @property
+    def notes(self) -> str:
+        """Reasons of the tests that did not pass."""
+        failed = [f"`{test}` failed: {self.kit.failing.get(test, why)}" for test, why in self.failed.items()]
+        return " ".join([*failed, *(f"`{test}` does not apply: {why}" for test, why in self.kit.left_out.items())])
+
+
+def run(python: Path, kits: Sequence[Kit] = KITS) -> tuple[str, list[Outcome]]:
+    """Run kits, each with a server of its own; returns SGLang's version too."""
+    script = Path(__file__).with_name("kits_run.py")
+    specsim = Path(sys.executable).with_name("specsim")
+    with tempfile.TemporaryDirectory() as name:
+        jobs, results = Path(name, "jobs.json"), Path(name, "results.json")
+        jobs.write_text(json.dumps([asdict(kit) for kit in kits]))
+        done = subprocess.run(
+            [python, script, specsim, TINY / "target", jobs, results],
+            env=os.environ | {"HF_HUB_OFFLINE": "1"}, stdout=subprocess.DEVNULL, check=False, cwd=name,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{python} {script} ended with {done.returncode}")
+        answer = json.loads(results.read_text())
+    return answer["sglang"], [Outcome(kit, answer["results"][kit.kit]) for kit in kits]
+
+
+COLUMNS = [
+    Column("kit", lambda outcome: outcome.kit.kit),
+    Column("tests", lambda outcome: len(outcome.results)),
+    Column("passed", lambda outcome: len(outcome.results) - len(outcome.failed)),
+    Column("the others", lambda outcome: outcome.notes),
+]
+
+
+def show(version: str, outcomes: Sequence[Outcome]) -> str:
+    """Write the table, and what made it."""
+    return "\n".join(
+        [
+            f"SGLang {version}, {date.today()}: `make engines-table`. The shipped EAGLE-3 pair with 5 draft steps in",
+            "a chain, on a CPU.",
+            "",
+            *table(COLUMNS, outcomes),
+            "",
+            "These do not apply, for want of:",
+            "",
+            *(f"- {names}: {reason}." for names, reason in OTHERS.items()),
+        ]
+    )
+
+
+def main() -> None:
+    """Run the kits, and print or keep the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("python", type=Path, help="interpreter of the engines' environment")
+    parser.add_argument("--keep", action="store_true", help="write the table into the guide")
+    parser.add_argument("--kit", action="append", help="run this kit only")
+    options = parser.parse_args()
+    version, outcomes = run(options.python, [kit for kit in KITS if not options.kit or kit.kit in options.kit])
+    text = show(version, outcomes)
+    print(text)
+    if options.keep:
+        rewrite([PAGE], lambda page: filled(page, lambda region: text if region == REGION else None))
+    sys.exit(any(set(outcome.failed) != set(outcome.kit.failing) for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
