@@ -43,14 +43,17 @@ newest: ## every test with the newest dependencies, in .venv-newest
 .venv-engines/.installed: tests/engines/requirements.txt
 	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines
 	.venv-engines/bin/python -m pip install --requirement tests/engines/requirements.txt
+	.venv-engines/bin/python -m pip install --no-deps $$(grep --only-matching 'sglang==[0-9.]*[0-9]' tests/engines/requirements.txt)
 	.venv-engines/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	touch $@
 
-engines: $(INSTALLED) .venv-engines/.installed ## the shipped drafters in a real vLLM and in speculators, on a CPU
+engines: $(INSTALLED) .venv-engines/.installed ## real engines, SGLang's server kits and clients with the shipped pair
 	ENGINES=.venv-engines/bin/python $(BIN)/pytest tests/engines $(ARGS)
 
-engines-table: $(INSTALLED) .venv-engines/.installed ## the table of notebooks/guide/engines.md, from a run
+engines-table: $(INSTALLED) .venv-engines/.installed ## the tables of notebooks/guide/engines.md, from runs
 	$(BIN)/python -m tests.engines.vllm_cases .venv-engines/bin/python --keep
+	$(BIN)/python -m tests.engines.kits_cases .venv-engines/bin/python --keep
+	$(BIN)/python -m tests.engines.clients_cases .venv-engines/bin/python --keep
 
 soak: $(INSTALLED) ## 10,000 requests served in random ways, each compared with the same request alone
 	$(BIN)/specsim soak --jobs $(WORKERS) $(ARGS)

@@ -121,6 +121,7 @@ def _listen(options: ServeOptions, service: "Service") -> None:
             reason = getattr(error, "strerror", None) or "no such host"
             allowed = f"an address where this process can listen ({reason})"
             raise InputError("host", f"{options.host}:{options.port}", allowed) from error
+        listener.listen()  # connections wait from now on
         host, port = listener.getsockname()[:2]
         tell("this server is for teaching, probing and tests; it is no production server")
         print(f"{service.pair.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)

@@ -29,7 +29,7 @@ from sglang.test.kits import spec_server_kits  # noqa: E402
 from sglang.test.server_fixtures.spec_eagle_fixture import Eagle3Base  # noqa: E402
 
 SPECSIM, MODEL = sys.argv[1:3]
-START_SECONDS, TEST_SECONDS = 120, 240
+START_SECONDS, TEST_SECONDS = 300, 600
 
 
 def start(options: list[str], port: int = 0) -> tuple[subprocess.Popen, str]:
@@ -100,7 +100,8 @@ class Record(unittest.TestResult):
 
     def _add(self, test: Any, status: str, error: Any = None) -> None:
         name = getattr(test, "_testMethodName", "setUpClass")
-        why = "" if error is None else " ".join(f"{error[0].__name__}: {error[1]}".split())[:300]
+        cause = error and (error[1].__cause__ or error[1].__context__ or error[1])  # SGLang's retries wrap it
+        why = " ".join(f"{type(cause).__name__}: {cause}".split())[:300] if error else ""
         self.outcomes[name] = {"status": status, "why": why}
 
     def addSuccess(self, test: Any) -> None:
