@@ -68,7 +68,7 @@ class Host(Eagle3Base):
     """The class that kits are mixed into: SGLang's EAGLE-3 settings and thresholds, this package's server."""
 
     model = MODEL
-    options: list[str] = []
+    options: tuple[str, ...] = ()
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -104,15 +104,15 @@ class Record(unittest.TestResult):
         why = " ".join(f"{type(cause).__name__}: {cause}".split())[:300] if error else ""
         self.outcomes[name] = {"status": status, "why": why}
 
-    def addSuccess(self, test: Any) -> None:
+    def addSuccess(self, test: Any) -> None:  # noqa: N802  # unittest's name
         self._add(test, "passed")
 
-    def addFailure(self, test: Any, err: Any) -> None:
+    def addFailure(self, test: Any, err: Any) -> None:  # noqa: N802  # unittest's name
         self._add(test, "failed", err)
 
     addError = addFailure
 
-    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:  # noqa: N802  # unittest's name
         if err is not None:
             self._add(test, "failed", err)
 
