@@ -4,7 +4,6 @@ PYTHON is the interpreter of the engines' environment. Prints the table of noteb
 there. Exit status 1 where a test ends otherwise than listed here.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 from specsim.maintain.page import GUIDE, Column, filled, rewrite, table
 from specsim.models.shipped import TINY
 
+SPECSIM = Path(sys.executable).with_name("specsim")
 PAGE = GUIDE / "engines.md"
 REGION = "SGLang's server test kits"
 CHAIN = ("--num-steps", "5", "--topk", "1", "--num-draft-tokens", "6")  # the kits' own EAGLE-3 settings
@@ -90,12 +90,11 @@ class Outcome:
 def run(python: Path, kits: Sequence[Kit] = KITS) -> tuple[str, list[Outcome]]:
     """Run kits, each with a server of its own; returns SGLang's version too."""
     script = Path(__file__).with_name("kits_run.py")
-    specsim = Path(sys.executable).with_name("specsim")
     with tempfile.TemporaryDirectory() as name:
         jobs, results = Path(name, "jobs.json"), Path(name, "results.json")
         jobs.write_text(json.dumps([asdict(kit) for kit in kits]))
         done = subprocess.run(
-            [python, script, specsim, TINY / "target", jobs, results],
+            [python, script, SPECSIM, TINY / "target", jobs, results],
             env=os.environ | {"HF_HUB_OFFLINE": "1"}, stdout=subprocess.DEVNULL, check=False, cwd=name,
         )  # fmt: skip
         if done.returncode:
@@ -112,34 +111,29 @@ COLUMNS = [
 ]
 
 
-def show(version: str, outcomes: Sequence[Outcome]) -> str:
-    """Write the table, and what made it."""
-    return "\n".join(
-        [
-            f"SGLang {version}, {date.today()}: `make engines-table`. The shipped EAGLE-3 pair with 5 draft steps in",
-            "a chain, on a CPU.",
-            "",
-            *table(COLUMNS, outcomes),
-            "",
-            "These do not apply, for want of:",
-            "",
-            *(f"- {names}: {reason}." for names, reason in OTHERS.items()),
-        ]
-    )
+def print_region(name: str, lines: Sequence[str], is_kept: bool) -> None:
+    """Print lines, and write them into a region of the page if they are kept."""
+    text = "\n".join(lines)
+    print(text)
+    if is_kept:
+        rewrite([PAGE], lambda page: filled(page, lambda region: text if region == name else None))
 
 
 def main() -> None:
     """Run the kits, and print or keep the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("python", type=Path, help="interpreter of the engines' environment")
-    parser.add_argument("--keep", action="store_true", help="write the table into the guide")
-    parser.add_argument("--kit", action="append", help="run this kit only")
-    options = parser.parse_args()
-    version, outcomes = run(options.python, [kit for kit in KITS if not options.kit or kit.kit in options.kit])
-    text = show(version, outcomes)
-    print(text)
-    if options.keep:
-        rewrite([PAGE], lambda page: filled(page, lambda region: text if region == REGION else None))
+    python, *keep = sys.argv[1:]
+    version, outcomes = run(Path(python))
+    text = [
+        f"SGLang {version}, {date.today()}: `make engines-table`. The shipped EAGLE-3 pair on a CPU, with 5 draft",
+        "steps in a chain.",
+        "",
+        *table(COLUMNS, outcomes),
+        "",
+        "These kits do not apply. They need:",
+        "",
+        *(f"- {names}: {reason}." for names, reason in OTHERS.items()),
+    ]
+    print_region(REGION, text, bool(keep))
     sys.exit(any(set(outcome.failed) != set(outcome.kit.failing) for outcome in outcomes))
 
 
