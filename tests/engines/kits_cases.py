@@ -54,7 +54,7 @@ KITS = (
     Kit("json_mode_kit", "JSONModeMixin"),
     Kit("ebnf_constrained_kit", "EBNFConstrainedMixin"),
 )
-# Kits, or groups of them, of which no test applies.
+# Kits whose tests do not apply to a tiny pair, and their needs.
 OTHERS = {
     "SpecAccuracyKit, eval_accuracy, lm_eval, reasoning, unified_radix_cache": "a model that knows mathematics, "
     "or a vocabulary of 30,000",
