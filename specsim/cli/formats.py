@@ -23,6 +23,7 @@ from specsim.correctness.explain import AnswerComparison
 from specsim.correctness.faults.campaign import CatalogueResult
 from specsim.correctness.faults.fault import Fault, FaultFinding
 from specsim.correctness.invariance.solo import SoloComparison
+from specsim.correctness.probe.report import ProbeReport
 from specsim.correctness.soak.session import Soak
 from specsim.correctness.statistics.report import SamplingTest, SamplingTests
 from specsim.explorer.page_data import ExplorationKeys
@@ -674,6 +675,7 @@ FORMATS: dict[str, Any] = {
     ],
     "predict": Annotated[LengthPredictions, "+mean_error", "-rows", PredictKeys],
     "predict-record": PredictRecordJson,
+    "probe": Annotated[ProbeReport, Dated],
     "profile": Annotated[ProfileKeys, ServerStructure],
     "run": Annotated[RunKeys, ServedJson],
     "run-compare": RunCompareJson,

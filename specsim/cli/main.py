@@ -31,6 +31,7 @@ from specsim.cli.help import write_rows, write_text
 from specsim.cli.lint_report import lint_report
 from specsim.cli.plan import plan
 from specsim.cli.predict import predict
+from specsim.cli.probe import probe
 from specsim.cli.run import run
 from specsim.cli.sampling_test import sampling_test
 from specsim.cli.schema import schema
@@ -152,7 +153,7 @@ def _discard_stdout() -> None:
 
 COMMANDS = {
     "Run": (generate, run, serve, train, convert),
-    "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, lint_report),
+    "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, probe, lint_report),
     "Measure": (bench, accept, predict),
     "Simulate": (simulate, plan, sweep, calibrate),
     "Learn": (demo, schema),

@@ -28,6 +28,7 @@ VERSIONS = {
     "plan": 2,
     "predict": 1,
     "predict-record": 1,  # of predict --acceptance
+    "probe": 1,
     "profile": 1,  # of calibrate --out
     "run": 2,
     "run-compare": 2,  # of run --compare

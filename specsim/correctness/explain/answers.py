@@ -89,6 +89,14 @@ def read_answers(path: Path, name: str) -> tuple[Answer, ...]:
     return tuple(answers)
 
 
+def parse_answers(value: Any, name: str, source: str) -> tuple[Answer, ...]:
+    """Parse the JSON of one response, or the list of a stream's events; InputError with that name for anything else."""
+    try:
+        return tuple(_answers(_joined(value) if isinstance(value, list) else value))
+    except (_Unreadable, RecursionError) as error:
+        raise InputError(name, source, f"{ALLOWED} ({error})") from error
+
+
 def _answers(value: Any) -> Iterator[Answer]:
     if isinstance(value, list) and value:
         for entry in value:

@@ -104,7 +104,17 @@ def next_distribution(
 
     The text has at least two tokens, the first `prompt_len` of them given.
     """
-    logits_V = model.logits(*text[-2:])
+    return processed_distribution(model.logits(*text[-2:]), text, prompt_len, params)
+
+
+def processed_distribution(
+    logits_V: np.ndarray, text: Sequence[int], prompt_len: int, params: SamplingParams
+) -> np.ndarray:
+    """Compute the distribution f64 [V] that penalties, temperature and filters make of logits f64 [V].
+
+    text: all tokens before, the first `prompt_len` of them given.
+    """
+    logits_V = logits_V.copy()
     for token in set(text):
         factor = params.repetition_penalty
         logits_V[token] *= 1 / factor if logits_V[token] > 0 else factor
