@@ -94,7 +94,7 @@ def few(monkeypatch):
 
 
 def test_the_runs_are_those_of_all_outputs():
-    elsewhere = {"exploration", "profile"}  # data of --html, and calibrate --out, have tests of their own
+    elsewhere = {"exploration", "profile", "probe"}  # data of --html, calibrate --out and probe have tests of their own
     assert {*RUNS, *elsewhere} == set(VERSIONS)
 
 
