@@ -80,9 +80,9 @@ def probe(options: ProbeOptions) -> None:
     if options.prompts is not None:
         amounts["prompts"] = _prompts(options.prompts)
     settings = ProbeSettings(Noise.of(options.dtype), **amounts)
-    shown = replace(options, url=server.shown, url_plain=plain and plain.shown)
-    result = ProbeReport(server.shown, plain and plain.shown)
-    value = {"command": command_line("probe", shown), "date": now()}
+    public = replace(options, url=server.address, url_plain=plain and plain.address)
+    result = ProbeReport(server.address, plain and plain.address)
+    value = {"command": command_line("probe", public), "date": now()}
     only = None if options.only is None else options.only.split(",")
     try:
         with ExitStack() as servers:

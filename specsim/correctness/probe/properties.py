@@ -6,7 +6,14 @@ from math import exp
 from specsim.correctness.explain import Answer
 from specsim.correctness.explain.answers import UNCLEAR
 from specsim.correctness.probe.server import Refused, Reply
-from specsim.correctness.probe.session import PropertyResult, Session, all_alike_prob, greedy_deficit, verdict_on
+from specsim.correctness.probe.session import (
+    NO_IDS,
+    ProbeSession,
+    PropertyResult,
+    all_alike_prob,
+    greedy_deficit,
+    verdict_on,
+)
 
 RARE = 1e-6  # probability below which equal answers are no chance
 _REPEATS = 3
@@ -26,19 +33,19 @@ _SCHEMA = {
 _LANGUAGE = tuple(f'{{"colour":"{colour}","sure":{sure}}}' for colour in _COLOURS for sure in ("true", "false"))
 
 
-def greedy(session: Session) -> PropertyResult:
+def greedy(session: ProbeSession) -> PropertyResult:
     """Compare greedy answers with those of the same model without speculation."""
     plain = session.ask_plain([session.body(prompt) for prompt in session.prompts])
     return _compared(session, "greedy", [reply.answer for reply in plain])
 
 
-def repeat(session: Session) -> PropertyResult:
+def repeat(session: ProbeSession) -> PropertyResult:
     """Compare greedy answers with those to the same prompts again, each alone."""
     again = [session.server.ask([session.body(prompt)])[0].answer for prompt in session.prompts * (_REPEATS - 1)]
     return _compared(session, "repeat", again)
 
 
-def batched(session: Session) -> PropertyResult:
+def batched(session: ProbeSession) -> PropertyResult:
     """Compare greedy answers with those in a batch of requests that are sampled, penalised and biased."""
     copies = max(1, session.server.connection.concurrency // (2 * len(session.prompts)))
     others = [
@@ -50,32 +57,32 @@ def batched(session: Session) -> PropertyResult:
     return _compared(session, "batched", [reply.answer for reply in replies[1::2]])
 
 
-def _compared(session: Session, name: str, answers: Sequence[Answer]) -> PropertyResult:
+def _compared(session: ProbeSession, name: str, answers: Sequence[Answer]) -> PropertyResult:
     """Compare answers to all prompts, in order and again from the first, with the solo ones."""
     solo = [reply.answer for reply in session.solo] * (len(answers) // len(session.prompts))
     return verdict_on(name, session.compare(solo, answers))
 
 
-def logprobs(session: Session) -> PropertyResult:
+def logprobs(session: ProbeSession) -> PropertyResult:
     """Score tokens of greedy answers again, each as the first new token, and compare log probabilities."""
     if not session.has_ids:
-        return _logprobs_of_plain(session)
+        return PropertyResult("logprobs", "cannot be shown", NO_IDS)
     scored = []
     for prompt, reply in zip(session.prompts, session.solo, strict=True):
         answer = reply.answer
         places = range(0, len(answer.tokens), max(1, len(answer.tokens) // _PLACES))
-        scored += [(prompt, answer, place) for place in places]
-    bodies = [session.body([*prompt, *answer.tokens[:place]], max_tokens=1) for prompt, answer, place in scored]
+        scored += [(prompt, answer, index) for index in places]
+    bodies = [session.body([*prompt, *answer.tokens[:index]], max_tokens=1) for prompt, answer, index in scored]
     checked = 0
-    for (_, answer, place), reply in zip(scored, session.server.ask(bodies), strict=True):
-        again = reply.answer.top[0].get(answer.tokens[place]) if reply.answer.top else None
-        logprob = answer.logprobs[place]
+    for (_, answer, index), reply in zip(scored, session.server.ask(bodies), strict=True):
+        again = reply.answer.top[0].get(answer.tokens[index]) if reply.answer.top else None
+        logprob = answer.logprobs[index]
         if again is None or logprob is None:
             continue
         checked += 1
         if not abs(again - logprob) <= session.noise.most:
             says = (
-                f"token {place} has log probability {logprob:.4g} in the answer and {again:.4g} as the first new token"
+                f"token {index} has log probability {logprob:.4g} in the answer and {again:.4g} as the first new token"
             )
             return PropertyResult("logprobs", "fails", f"{says} after the same tokens", checked)
     if not checked:
@@ -84,39 +91,21 @@ def logprobs(session: Session) -> PropertyResult:
     return PropertyResult("logprobs", "holds", says, checked)
 
 
-def _logprobs_of_plain(session: Session) -> PropertyResult:
-    """Compare log probabilities with those of the model without speculation, where tokens have no ids."""
-    plain = session.ask_plain([session.body(prompt) for prompt in session.prompts])
-    for reply, other in zip(session.solo, plain, strict=True):
-        mine = reply.answer
-        theirs = other.answer
-        for place, pair in enumerate(zip(mine.tokens, theirs.tokens, strict=False)):
-            if pair[0] != pair[1]:
-                break
-            a = mine.logprobs[place]
-            b = theirs.logprobs[place]
-            if a is not None and b is not None and not abs(a - b) <= session.noise.most:
-                says = f"token {place} has log probability {a:.4g}, and {b:.4g} without speculation"
-                return PropertyResult("logprobs", "fails", says, place + 1)
-    says = "log probabilities are those of the model without speculation"
-    return PropertyResult("logprobs", "holds", says, len(plain))
-
-
-def listing(session: Session) -> PropertyResult:
+def listing(session: ProbeSession) -> PropertyResult:
     """Check that listed log probabilities are of one distribution, hold the chosen token's, and rank it as greedy."""
     checked = 0
     for number, reply in enumerate(session.solo):
         answer = reply.answer
-        for place, (token, logprob, top) in enumerate(zip(answer.tokens, answer.logprobs, answer.top, strict=True)):
-            where = f"prompt {number}, token {place}"
+        for index, (token, logprob, top) in enumerate(zip(answer.tokens, answer.logprobs, answer.top, strict=True)):
+            where = f"prompt {number}, token {index}"
             total = sum(map(exp, top.values()))
             checked += 1
             if logprob is None or not abs(logprob - top[token]) <= session.noise.error:
                 says = f"{where}: its log probability is {logprob} and {top[token]:.4g} in the list"
             elif not total <= _UNSURE_SUM:
                 says = f"{where}: the listed probabilities sum to {total:.4g}"
-            elif greedy_deficit(answer, place) > session.noise.error:
-                says = f"{where}: a greedy choice is {greedy_deficit(answer, place):.3g} below the best listed token"
+            elif greedy_deficit(answer, index) > session.noise.error:
+                says = f"{where}: a greedy choice is {greedy_deficit(answer, index):.3g} below the best listed token"
             else:
                 continue
             return PropertyResult("listing", "fails", says, checked)
@@ -124,7 +113,7 @@ def listing(session: Session) -> PropertyResult:
     return PropertyResult("listing", "holds", says, checked)
 
 
-def stop(session: Session) -> PropertyResult:
+def stop(session: ProbeSession) -> PropertyResult:
     """Check that an answer ends before a stop string that lies anywhere in its text."""
     checked = 0
     for prompt, reply in zip(session.prompts, session.solo, strict=True):
@@ -133,11 +122,13 @@ def stop(session: Session) -> PropertyResult:
         replies = session.server.ask([session.body(prompt, stop=[string]) for string in strings])
         for string, stopped in zip(strings, replies, strict=True):
             expected = text[: text.index(string)]
-            found = stopped.answer.text or ""
-            if found == expected and stopped.finish_reasons[0] == "stop":
+            stopped_text = stopped.answer.text or ""
+            if stopped_text == expected and stopped.finish_reasons[0] == "stop":
                 checked += 1
-            elif string in found or expected.startswith(found) or found.startswith(expected):
-                says = f"with stop {string!r} the text is {found[-40:]!r} and ends by {stopped.finish_reasons[0]}"
+            elif string in stopped_text or expected.startswith(stopped_text) or stopped_text.startswith(expected):
+                says = (
+                    f"with stop {string!r} the text is {stopped_text[-40:]!r} and ends by {stopped.finish_reasons[0]}"
+                )
                 return PropertyResult("stop", "fails", f"{says}; it should end in {expected[-40:]!r}", checked + 1)
     if not checked:
         return PropertyResult("stop", "cannot be shown", "answers have no text, or differ from run to run")
@@ -153,7 +144,7 @@ def _stop_strings(text: str) -> Iterator[str]:
             yield string
 
 
-def seed(session: Session) -> PropertyResult:
+def seed(session: ProbeSession) -> PropertyResult:
     """Check that a seed repeats a sampled answer, and that another seed gives another one."""
     prompt = session.prompts[0]
     seeds = range(session.settings.seed, session.settings.seed + _SEEDS)
@@ -172,7 +163,7 @@ def seed(session: Session) -> PropertyResult:
     return PropertyResult("seed", "holds", "equal seeds repeat an answer, and others give others", _SEEDS)
 
 
-def choices(session: Session) -> PropertyResult:
+def choices(session: ProbeSession) -> PropertyResult:
     """Check that n gives as many answers, drawn independently, and equal ones where they are greedy."""
     sampled, best = session.server.ask(
         [
@@ -192,7 +183,7 @@ def choices(session: Session) -> PropertyResult:
     return PropertyResult("choices", "holds", f"n={_CHOICES} gives {_CHOICES} independent answers", 2 * _CHOICES)
 
 
-def usage(session: Session) -> PropertyResult:
+def usage(session: ProbeSession) -> PropertyResult:
     """Check max_tokens and the counts of tokens in a response."""
     bodies = [session.body(prompt, max_tokens=count) for prompt in session.prompts for count in _LENGTHS]
     checked = 0
@@ -205,7 +196,7 @@ def usage(session: Session) -> PropertyResult:
     return PropertyResult("usage", "holds", "token counts are those of prompts and answers", checked)
 
 
-def _wrong_count(session: Session, prompt: str | list[int], most: int, reply: Reply) -> str:
+def _wrong_count(session: ProbeSession, prompt: str | list[int], most: int, reply: Reply) -> str:
     """Describe a wrong count of one response; "" for none. An end token may be counted or not."""
     count = len(reply.answer.tokens)
     is_cut = reply.finish_reasons[0] == "length"
@@ -224,24 +215,24 @@ def _wrong_count(session: Session, prompt: str | list[int], most: int, reply: Re
     return "" if is_sum else f"total_tokens is {total} for {prompt_count} + {stated} tokens"
 
 
-def stream(session: Session) -> PropertyResult:
+def stream(session: ProbeSession) -> PropertyResult:
     """Compare streamed greedy answers with whole ones."""
     bodies = [session.body(prompt, stream=True) for prompt in session.prompts]
     replies = [session.server.ask([body])[0] for body in bodies]
-    for number, (whole, streamed) in enumerate(zip(session.solo, replies, strict=True)):
+    for number, (solo, streamed) in enumerate(zip(session.solo, replies, strict=True)):
         text = streamed.answer.text
-        if whole.answer.tokens == streamed.answer.tokens and whole.answer.text != text:
-            says = f"prompt {number}: the streamed text is {text!r}, the whole one {whole.answer.text!r}"
+        if solo.answer.tokens == streamed.answer.tokens and solo.answer.text != text:
+            says = f"prompt {number}: the streamed text is {text!r}, the whole one {solo.answer.text!r}"
             return PropertyResult("stream", "fails", says, number + 1)
     return _compared(session, "stream", [reply.answer for reply in replies])
 
 
-def grammar(session: Session) -> PropertyResult:
+def grammar(session: ProbeSession) -> PropertyResult:
     """Check that sampled answers match the JSON schema of the request."""
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA, "strict": True}}
     seeds = range(session.settings.seed, session.settings.seed + _SEEDS)
     bodies = [
-        session.body(prompt, temperature=1.0, seed=number, response_format=form, max_tokens=64)
+        session.body(prompt, temperature=1.0, seed=number, response_format=form, max_tokens=64, logprobs=None)
         for prompt in session.prompts
         for number in seeds
     ]
@@ -260,14 +251,14 @@ def grammar(session: Session) -> PropertyResult:
     return PropertyResult("grammar", "holds", says, len(bodies))
 
 
-def checked(name: str, session: Session) -> PropertyResult:
+def checked(name: str, session: ProbeSession) -> PropertyResult:
     """Decide one property; a request that the server refuses shows nothing."""
     from specsim.correctness.probe.sampling import SETTINGS, sampled
 
     try:
         return sampled(session, name) if name in SETTINGS else CHECKS[name](session)
     except Refused as refusal:
-        return PropertyResult(name, "cannot be shown", str(refusal))
+        return PropertyResult(name, "fails" if refusal.is_failure else "cannot be shown", str(refusal))
 
 
 CHECKS = {

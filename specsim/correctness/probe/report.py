@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 from rich.console import Console
 
 from specsim.core.display import print_table
-from specsim.core.errors import require, require_choice
+from specsim.core.errors import InputError, require, require_choice
 from specsim.correctness.probe.properties import CHECKS, checked
 from specsim.correctness.probe.sampling import SETTINGS
-from specsim.correctness.probe.server import Server
-from specsim.correctness.probe.session import ProbeSettings, PropertyResult, Session
+from specsim.correctness.probe.server import Refused, Server
+from specsim.correctness.probe.session import ProbeSession, ProbeSettings, PropertyResult
 
 PROPERTIES = (*CHECKS, *SETTINGS)
 
@@ -56,7 +56,7 @@ class ProbeReport:
         counts = {"tests": len(self.properties), "failures": failures, "skipped": skipped}
         suite = ElementTree.Element("testsuite", {"name": "specsim probe", **{k: str(v) for k, v in counts.items()}})
         for result in self.properties:
-            case = ElementTree.SubElement(suite, "testcase", {"classname": "specsim.probe", "name": result.name})
+            case = ElementTree.SubElement(suite, "testcase", {"classname": "probe", "name": result.name})
             kind = {"fails": "failure", "cannot be shown": "skipped"}.get(result.verdict)
             if kind is not None:
                 ElementTree.SubElement(case, kind, {"message": result.says})
@@ -80,11 +80,15 @@ def probe(
     for name in names:
         require_choice("only", name, PROPERTIES)
     report.model = server.model
-    session = Session(server, plain, settings)
+    try:
+        session = ProbeSession(server, plain, settings)
+    except Refused as refusal:
+        allowed = f"a server that takes completions with log probabilities ({refusal})"
+        raise InputError(server.name, server.address, allowed) from refusal
     for name in names:
         if progress is not None:
             progress(name)
         report.properties.append(checked(name, session))
         report.noise = session.measured_noise
     report.is_complete = True
-    require(report.is_shown, server.name, server.shown, "a server that can show at least one property")
+    require(report.is_shown, server.name, server.address, "a server that can show at least one property")

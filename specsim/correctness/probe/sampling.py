@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsim.core.config import SamplingParams
-from specsim.correctness.probe.session import PropertyResult, Session
+from specsim.correctness.probe.session import NO_IDS, ProbeSession, PropertyResult
 from specsim.correctness.statistics.e_value import Sample, detectable_distance, ln_e_value
 from specsim.correctness.statistics.small_vocabulary import processed_distribution
 from specsim.correctness.statistics.suite import FALSE_ALARM
@@ -35,7 +35,7 @@ _Past = tuple[int, tuple[int, ...]]  # number of the prompt, and the tokens afte
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class SampledTokens:
     """Sampled tokens and the contexts before them."""
 
     support: tuple[int, ...]  # token ids
@@ -55,10 +55,10 @@ class _Tested(NamedTuple):
     detectable: float  # total variation
 
 
-def sampled(session: Session, name: str) -> PropertyResult:
+def sampled(session: ProbeSession, name: str) -> PropertyResult:
     """Test the distribution of sampled tokens under each setting of a property."""
     if not session.has_ids:
-        return PropertyResult(name, "cannot be shown", "the server does not name tokens by ids")
+        return PropertyResult(name, "cannot be shown", NO_IDS)
     checked = 0
     largest = 0.0
     for params in SETTINGS[name]:
@@ -92,7 +92,7 @@ def _request_params(params: SamplingParams) -> dict[str, Any]:
     return {"temperature": params.temperature, **chosen}
 
 
-def _draw(session: Session, params: SamplingParams) -> Draws:
+def _draw(session: ProbeSession, params: SamplingParams) -> SampledTokens:
     """Sample answers to the first prompt, each with a seed of its own."""
     number = 0
     prompt = session.prompts[number]
@@ -107,15 +107,15 @@ def _draw(session: Session, params: SamplingParams) -> Draws:
     pasts = []
     for reply in session.server.ask(bodies):
         tokens = tuple(int(token) for token in reply.answer.tokens)
-        for place, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             cells.append(support.index(token) if token in support else len(support))
-            pasts.append((number, tokens[:place]))
+            pasts.append((number, tokens[:index]))
             if token not in support:
                 break
-    return Draws(support, tuple(cells), tuple(pasts))
+    return SampledTokens(support, tuple(cells), tuple(pasts))
 
 
-def _support(session: Session, number: int) -> tuple[int, ...]:
+def _support(session: ProbeSession, number: int) -> tuple[int, ...]:
     """Choose the first different tokens of the greedy answer, and the likeliest others at its beginning."""
     answer = session.solo[number].answer
     greedy = dict.fromkeys(answer.tokens[: _SUPPORT - 1])
@@ -123,7 +123,7 @@ def _support(session: Session, number: int) -> tuple[int, ...]:
     return tuple(int(token) for token in [*greedy, *(token for token in likely if token not in greedy)][:_SUPPORT])
 
 
-def _score(session: Session, draws: Draws) -> dict[_Past, np.ndarray]:
+def _score(session: ProbeSession, draws: SampledTokens) -> dict[_Past, np.ndarray]:
     """Ask for the log probabilities of the support after each context, f64 [K], or logits that differ by a constant.
 
     A server that reports them without the bias may list other tokens: then each token of the support is forced.
@@ -154,7 +154,9 @@ def _score(session: Session, draws: Draws) -> dict[_Past, np.ndarray]:
     return logits
 
 
-def _test(session: Session, draws: Draws, logits: dict[_Past, np.ndarray], params: SamplingParams) -> _Tested:
+def _test(
+    session: ProbeSession, draws: SampledTokens, logits: dict[_Past, np.ndarray], params: SamplingParams
+) -> _Tested:
     """Compute the e-value of tokens in contexts whose distribution noise does not change much, less its allowance."""
     noise = max(4 * session.measured_noise, _LEAST_NOISE)
     probs = {}
@@ -164,10 +166,12 @@ def _test(session: Session, draws: Draws, logits: dict[_Past, np.ndarray], param
         supports = {tuple(_distribution(logits[past], text, other) > 0) for other in _near(params, noise)}
         if supports == {tuple(prob_V > 0)}:
             probs[past] = np.append(prob_V, 0.0)
-    kept = [index for index, past in enumerate(draws.pasts) if past in probs]
-    if not kept:
+    tested_indices = [index for index, past in enumerate(draws.pasts) if past in probs]
+    if not tested_indices:
         return _Tested(0.0, 0, 0, float("nan"))
-    sample = _sample([draws.cells[index] for index in kept], [draws.pasts[index] for index in kept], probs, draws)
+    sample = _sample(
+        [draws.cells[index] for index in tested_indices], [draws.pasts[index] for index in tested_indices], probs, draws
+    )
     value = ln_e_value(sample) - len(sample) * noise**2
     detectable = float("nan") if value > -log(FALSE_ALARM) else detectable_distance(sample, FALSE_ALARM)
     return _Tested(value, len(sample), len(probs), detectable)
@@ -184,7 +188,9 @@ def _near(params: SamplingParams, noise: float) -> Iterator[SamplingParams]:
         yield replace(params, top_p=float(top_p), min_p=float(min(1.0, params.min_p * factor)))
 
 
-def _sample(cells: Sequence[int], pasts: Sequence[_Past], probs: dict[_Past, np.ndarray], draws: Draws) -> Sample:
+def _sample(
+    cells: Sequence[int], pasts: Sequence[_Past], probs: dict[_Past, np.ndarray], draws: SampledTokens
+) -> Sample:
     numbers = {past: number for number, past in enumerate(probs)}
     past_ids = np.array([numbers[past] for past in pasts])
     prob_nV = np.stack([probs[past] for past in pasts])

@@ -29,7 +29,11 @@ class Connection:
 
 
 class Refused(Exception):
-    """A request that the server does not take, in its own words."""
+    """A request that the server does not take, or that it fails at, in its own words."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"status {status}: {reason}" if status else reason)
+        self.is_failure = status >= 500
 
 
 class Reply(NamedTuple):
@@ -55,7 +59,7 @@ class Server:
     def __init__(self, url: str, connection: Connection, name: str = "url", transport: Any = None) -> None:
         self.connection = connection
         self.name = name
-        self.shown = self._shown(url)
+        self.address = self._public(url)
         self.model = connection.model
         self._answering_model: str | None = None
         base = url.rstrip("/")
@@ -76,7 +80,7 @@ class Server:
                 self.model = str(json.loads(listed)["data"][0]["id"])
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 allowed = "the address of a server that lists its models under /v1/models; or give --model"
-                raise InputError(self.name, self.shown, allowed) from error
+                raise InputError(self.name, self.address, allowed) from error
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -116,13 +120,13 @@ class Server:
                 async for chunk in response.aiter_bytes():
                     data += chunk
                     allowed = f"{_COMPLETIONS}, in at most {MOST_BYTES:,} bytes"
-                    require(len(data) <= MOST_BYTES, self.name, self.shown, allowed)
+                    require(len(data) <= MOST_BYTES, self.name, self.address, allowed)
         except (TimeoutError, httpx.TimeoutException) as error:
-            allowed = f"more seconds, or a faster server: {self.shown} gave no whole answer in that time"
+            allowed = f"more seconds, or a faster server: {self.address} gave no whole answer in that time"
             raise InputError("timeout", self.connection.timeout, allowed) from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
             reason = type(error).__name__
-            raise InputError(self.name, self.shown, f"the address of a running server ({reason})") from error
+            raise InputError(self.name, self.address, f"the address of a running server ({reason})") from error
         text = data.decode(errors="replace")
         self._check_status(response.status_code, text)
         return text
@@ -131,12 +135,14 @@ class Server:
         if status == 200:
             return
         if status in (401, 403):
-            allowed = f"an environment variable with a key that {self.shown} accepts (it answered with status {status})"
+            allowed = (
+                f"an environment variable with a key that {self.address} accepts (it answered with status {status})"
+            )
             raise InputError("api_key_variable", self.connection.key_variable, allowed)
         reason = self._reason(text)
         if status in (400, 404, 405, 413, 415, 422, 500, 501) and "error" in text.lower():
-            raise Refused(f"status {status}: {reason}" if reason else f"status {status}")
-        raise InputError(self.name, self.shown, f"{_COMPLETIONS} (it answered with status {status})")
+            raise Refused(status, reason)
+        raise InputError(self.name, self.address, f"{_COMPLETIONS} (it answered with status {status})")
 
     def _reason(self, text: str) -> str:
         """Give a server's own words without the key, which it may repeat."""
@@ -152,10 +158,10 @@ class Server:
 
     def _reply(self, text: str) -> Reply:
         """Read one JSON value, or the events of a stream."""
-        values = parse_json_lines(text, self.name, self.shown, _COMPLETIONS)
+        values = parse_json_lines(text, self.name, self.address, _COMPLETIONS)
         is_sound = values and all(isinstance(value, dict) for value in values)
-        require(is_sound, self.name, self.shown, f"{_COMPLETIONS} (no JSON object)")
-        answers = parse_answers(values if is_event_stream(text) else values[0], self.name, self.shown)
+        require(is_sound, self.name, self.address, f"{_COMPLETIONS} (no JSON object)")
+        answers = parse_answers(values if is_event_stream(text) else values[0], self.name, self.address)
         usage: Mapping[str, Any] = {}
         reasons: dict[int, str | None] = {}
         for value in values:
@@ -170,9 +176,9 @@ class Server:
         self._answering_model = self._answering_model or model
         if model not in (None, self._answering_model):
             allowed = f"a server of one model; it answered as {self._answering_model!r} and then as {model!r}"
-            raise InputError(self.name, self.shown, allowed)
+            raise InputError(self.name, self.address, allowed)
 
-    def _shown(self, url: str) -> str:
+    def _public(self, url: str) -> str:
         """Give the address without user, password and query, which may be secrets."""
         try:
             parts = urlsplit(url)

@@ -1,6 +1,7 @@
 """State of a probe: how the server takes requests, its greedy answers, and the noise of its log probabilities."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp
@@ -8,7 +9,7 @@ from typing import Any, Literal
 
 from specsim.core.errors import require
 from specsim.correctness.explain import Answer, AnswerComparison, Noise, explain
-from specsim.correctness.explain.finding import verdict_of
+from specsim.correctness.explain.finding import first_difference, verdict_of
 from specsim.correctness.probe.server import Refused, Reply, Server
 
 Verdict = Literal["holds", "fails", "cannot be shown"]
@@ -19,6 +20,7 @@ PROMPTS = (
     "Q: Why is the sky blue?\nA:",
 )
 WITHOUT_SPECULATION = {"speculative": {"num_steps": 0}}
+NO_IDS = "the server does not name tokens by ids"
 _NO_SPECULATION = {"speculative": {"num_steps": -1}}  # refused by a server that reads the key
 _IDS = {"return_tokens_as_token_ids": True, "return_token_ids": True}
 _FORMS = ({"logprobs": 20, **_IDS}, {"logprobs": 5, **_IDS}, {"logprobs": 20}, {"logprobs": 5})
@@ -46,7 +48,7 @@ class ProbeSettings:
     seed: int = 0  # first seed of sampled answers
 
 
-class Session:
+class ProbeSession:
     """A server under test, with answers that several checks use.
 
     plain: the same model without speculation, None where --url is to do it. InputError if the server gives no log
@@ -60,7 +62,6 @@ class Session:
         self.noise = settings.noise
         self.measured_noise = 0.0  # largest difference of a log probability between two answers of equal tokens
         self.form = self._find_form()
-        self.num_listed = int(self.form["logprobs"])
         self.prompts: list[Any] = list(settings.prompts)
         if self.has_ids:
             self.prompts = self._prompt_ids()
@@ -72,22 +73,15 @@ class Session:
 
     def _find_form(self) -> Mapping[str, Any]:
         """Find the most log probabilities that the server gives, with tokens named by id if it can."""
-        refusal = Refused()
         for form in _FORMS:
             body = {"prompt": self.settings.prompts[0], "max_tokens": 4, "temperature": 0, **form}
-            try:
-                (reply,) = self.server.ask([body])
-            except Refused as error:
-                refusal = error
-                continue
-            answer = reply.answer
-            has_logprobs = answer.tokens and None not in answer.logprobs and set(answer.logprobs) != {0.0}
-            allowed = "a server that gives log probabilities (logprobs)"
-            require(has_logprobs and answer.unit == "token", self.server.name, self.server.shown, allowed)
-            self.has_ids = isinstance(answer.tokens[0], int)
-            return form
-        allowed = f"a server that takes completions with log probabilities ({refusal})"
-        require(False, self.server.name, self.server.shown, allowed)
+            with suppress(*[Refused] if form != _FORMS[-1] else []):
+                answer = self.server.ask([body])[0].answer
+                has_logprobs = answer.tokens and None not in answer.logprobs and set(answer.logprobs) != {0.0}
+                allowed = "a server that gives log probabilities (logprobs)"
+                require(has_logprobs and answer.unit == "token", self.server.name, self.server.address, allowed)
+                self.has_ids = isinstance(answer.tokens[0], int)
+                return form
         raise AssertionError
 
     def _prompt_ids(self) -> list[Any]:
@@ -114,7 +108,7 @@ class Session:
             self.server.ask([self.body(self.prompts[0], max_tokens=1, **_NO_SPECULATION)])
         except Refused:
             return [self.server.ask([{**body, **WITHOUT_SPECULATION}])[0] for body in bodies]
-        raise Refused("it does not turn speculation off by request: give --url-plain")
+        raise Refused(0, "it does not turn speculation off by request: give --url-plain")
 
     def compare(self, a: Sequence[Answer], b: Sequence[Answer]) -> list[AnswerComparison]:
         """Compare the tokens of greedy answers; their log probabilities only tell rounding from a fault."""
@@ -123,15 +117,14 @@ class Session:
         self.measured_noise = max(self.measured_noise, *drifts, 0.0)
         return comparisons
 
-    def _of_tokens(self, comparison: AnswerComparison, *answers: Answer) -> AnswerComparison:
-        if comparison.place is None and comparison.verdict == "fault":
+    def _of_tokens(self, comparison: AnswerComparison, one: Answer, other: Answer) -> AnswerComparison:
+        index = first_difference(one, other)
+        if index is None and comparison.verdict == "fault":
             return replace(comparison, verdict="equal", says="all tokens are equal")
-        if comparison.is_drawn and comparison.place is not None:
-            deficit = max(greedy_deficit(answer, comparison.place) for answer in answers)
+        if index is not None and comparison.is_drawn:
+            deficit = max(greedy_deficit(answer, index) for answer in (one, other))
             if deficit > self.noise.most:
-                says = (
-                    f"a greedy answer has a token {deficit:.3g} less likely than another by its own log probabilities"
-                )
+                says = f"a greedy answer has a token {deficit:.3g} below the best by its own log probabilities"
                 return replace(comparison, verdict="fault", says=says)
         if comparison.drift > self.noise.most:
             verdict, says = verdict_of(replace(comparison, drift=0.0), self.noise)
@@ -139,10 +132,10 @@ class Session:
         return comparison
 
 
-def greedy_deficit(answer: Answer, place: int) -> float:
+def greedy_deficit(answer: Answer, index: int) -> float:
     """Compute by how much the best listed log probability exceeds that of the chosen token."""
-    logprob = answer.logprobs[place]
-    return 0.0 if logprob is None else max(answer.top[place].values(), default=logprob) - logprob
+    logprob = answer.logprobs[index]
+    return 0.0 if logprob is None else max(answer.top[index].values(), default=logprob) - logprob
 
 
 def verdict_on(name: str, comparisons: Sequence[AnswerComparison]) -> PropertyResult:
@@ -152,8 +145,8 @@ def verdict_on(name: str, comparisons: Sequence[AnswerComparison]) -> PropertyRe
     different = tuple(entry for entry in comparisons if entry.verdict != "equal")
     if counts["fault"]:
         fault = next(entry for entry in comparisons if entry.verdict == "fault")
-        says = f"{counts['fault']} of {decided} answers differ beyond rounding; prompt {fault.request}, token "
-        return PropertyResult(name, "fails", f"{says}{fault.place}: {fault.says}", decided, different)
+        says = f"{counts['fault']} of {decided} answers differ beyond rounding; prompt {fault.request}: {fault.says}"
+        return PropertyResult(name, "fails", says, decided, different)
     if not decided:
         says = different[0].says if different else "there was no answer"
         return PropertyResult(name, "cannot be shown", says, 0, different)
