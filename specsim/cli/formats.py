@@ -23,6 +23,7 @@ from specsim.correctness.explain import AnswerComparison
 from specsim.correctness.faults.campaign import CatalogueResult
 from specsim.correctness.faults.fault import Fault, FaultFinding
 from specsim.correctness.invariance.solo import SoloComparison
+from specsim.correctness.parity.comparison import Parity
 from specsim.correctness.probe.report import ProbeReport
 from specsim.correctness.soak.session import Soak
 from specsim.correctness.statistics.report import SamplingTest, SamplingTests
@@ -366,6 +367,14 @@ class ExplainJson(TypedDict):
     drafts: DraftDifference | None  # accepted drafts of both; null where one counts none, or where texts differ
 
 
+class ParityKeys(TypedDict):
+    """Output of specsim parity --json."""
+
+    engine: str  # file or folder of the engine's tensors
+    dtype: str  # data type of the engine's arithmetic
+    not_compared: list[str]  # names of the dump that the reference does not have
+
+
 class FaultKeys(TypedDict):
     """Result for one fault."""
 
@@ -670,6 +679,7 @@ FORMATS: dict[str, Any] = {
     "faults": Annotated[FaultsKeys, Annotated[CatalogueResult, "command device date seconds"]],
     "generate": GenerateJson,
     "lint-report": LintReportJson,
+    "parity": Annotated[ParityKeys, Parity],
     "plan": Annotated[
         PlanKeys, Annotated[SettingPlan, "cell objective replicates chains schedule slo crossover limits"]
     ],

@@ -29,6 +29,7 @@ from specsim.cli.faults import faults
 from specsim.cli.generate import generate
 from specsim.cli.help import write_rows, write_text
 from specsim.cli.lint_report import lint_report
+from specsim.cli.parity import parity
 from specsim.cli.plan import plan
 from specsim.cli.predict import predict
 from specsim.cli.probe import probe
@@ -153,7 +154,7 @@ def _discard_stdout() -> None:
 
 COMMANDS = {
     "Run": (generate, run, serve, train, convert),
-    "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, probe, lint_report),
+    "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, probe, parity, lint_report),
     "Measure": (bench, accept, predict),
     "Simulate": (simulate, plan, sweep, calibrate),
     "Learn": (demo, schema),

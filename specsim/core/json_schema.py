@@ -25,6 +25,7 @@ VERSIONS = {
     "faults": 1,
     "generate": 2,
     "lint-report": 1,
+    "parity": 1,
     "plan": 2,
     "predict": 1,
     "predict-record": 1,  # of predict --acceptance

@@ -40,6 +40,7 @@ RUNS = {
     "faults": "faults --name empty-batch-keeps-verify-state --jobs 1",
     "generate": "generate --max-new-tokens 3",
     "lint-report": "lint-report {report}",
+    "parity": "parity --engine {tensors} --drafter dflash",
     "plan": f"plan {LOAD} --replicates 1 --policies",
     "predict": "predict --prompts 1 --max-new-tokens 4",
     "predict-record": "predict --acceptance {shares}",
@@ -69,6 +70,7 @@ def files(tmp_path, call) -> dict[str, str]:
         "report": str(tmp_path / "report.csv"),
         "table": str(tmp_path / "table.csv"),
         "a": str(tmp_path / "a.json"),
+        "tensors": str(ROOT / "tests" / "correctness" / "engine_tensors" / "vllm-0.32-cpu-dflash.safetensors"),
     }
 
 
