@@ -35,7 +35,7 @@ class Rows:
 
 
 class Reached(Exception):
-    """The end of a trace at a tensor, of which no more is needed."""
+    """The end of a trace at the last tensor that is needed."""
 
 
 class Recorder(TorchFunctionMode):
