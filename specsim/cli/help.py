@@ -11,9 +11,8 @@ from specsim.cli.option_fields import OptionField
 # Titles in the order of every --help.
 OPTION_GROUPS = (
     "Grid", "Kernels", "Benchmark", "Answers", "Tensors", "Report", "Fault catalogue", "Sweep", "Published table",
-    "Requests", "Model", "Draft tree", "Verification", "Acceptance", "Sampling", "Data", "Training", "KV cache", "Server",
-    "Checks",
-    "Load", "Hardware", "Search", "Execution", "Ranks", "Output", "Configuration",
+    "Requests", "Model", "Draft tree", "Verification", "Acceptance", "Sampling", "Data", "Training", "KV cache",
+    "Server", "Checks", "Load", "Hardware", "Search", "Execution", "Ranks", "Output", "Configuration",
 )  # fmt: skip
 _NAMES = 28  # characters of the left column, margin included; a longer name has a line of its own
 _WIDTH = 80

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.core.pair import Pair
-    from specsim.correctness.parity import Parity, Scene
+    from specsim.correctness.parity import Parity, PrefillScene
 
 _MOST_FITS = 5  # in the printout
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
@@ -56,7 +56,7 @@ def parity(options: ParityOptions) -> None:
 
     Examples:
       specsim parity --dump names.safetensors
-      specsim parity --engine dump/ --target ./Llama-3.1-8B --draft ./EAGLE3-head --dtype bfloat16
+      specsim parity --engine dump/ --target ./Llama-3.1-8B --draft ./head --dtype bfloat16
     """
     from specsim.models.load import load
 
@@ -73,12 +73,12 @@ def parity(options: ParityOptions) -> None:
 def _dump(file: Path, pair: "Pair", text: str, dtype: str) -> None:
     import torch
 
-    from specsim.correctness.parity import Scene, Tokens, write_dump
+    from specsim.correctness.parity import PrefillScene, Tokens, write_dump
 
     require(pair.tokenizer is not None, "target", pair.name, "a target with a tokenizer")
     tokens = Tokens(tuple(pair.tokenizer.encode(text)))
     require(len(tokens.ids) > 0, "text", text, "a text of at least one token")
-    scene = Scene(pair, tokens, getattr(torch, dtype))
+    scene = PrefillScene(pair, tokens, getattr(torch, dtype))
     tensors = scene.trace()
     write_dump(tensors, tokens, scene.next_token, file)
     print(f"{file}: {len(tensors)} tensors of {len(tokens.ids)} rows in {dtype}, and token_ids and next_token")
@@ -87,7 +87,7 @@ def _dump(file: Path, pair: "Pair", text: str, dtype: str) -> None:
 def _compare(options: ParityOptions, path: Path, pair: "Pair") -> None:
     import torch
 
-    from specsim.correctness.parity import compare, known, read_dump, tokens_of
+    from specsim.correctness.parity import compare, read_dump, select, tokens_of
     from specsim.correctness.parity.comparison import wider
 
     read = read_dump(path, options.map)
@@ -95,7 +95,7 @@ def _compare(options: ParityOptions, path: Path, pair: "Pair") -> None:
     dtype = getattr(torch, options.dtype or _dtype_of(read))
     exact = _scene(pair, tokens, wider(dtype))
     rounded = _scene(pair, tokens._replace(next_id=exact.next_token), dtype)
-    tensors = known(read, exact.trace(), pair.target.config.vocab_size)
+    tensors = select(read, exact.trace(), pair.target.config.vocab_size)
     unknown = sorted(set(read) - {"token_ids", "next_token"} - set(tensors) - {n.partition("/")[2] for n in tensors})
     require(tensors, "engine", str(path), "tensors with names that `specsim parity --dump FILE` shows, or --map")
     result = compare(tensors, exact, rounded)
@@ -103,19 +103,19 @@ def _compare(options: ParityOptions, path: Path, pair: "Pair") -> None:
     report("parity", lambda console: _show(console, result, unknown), value, options.json, result.is_ok)
 
 
-def _scene(pair: "Pair", tokens: "object", dtype: "torch.dtype") -> "Scene":
-    from specsim.correctness.parity import Scene
+def _scene(pair: "Pair", tokens: "object", dtype: "torch.dtype") -> "PrefillScene":
+    from specsim.correctness.parity import PrefillScene
 
-    return Scene(pair, tokens, dtype)  # pyright: ignore[reportArgumentType]
+    return PrefillScene(pair, tokens, dtype)  # pyright: ignore[reportArgumentType]
 
 
 def _dtype_of(tensors: Mapping[str, "torch.Tensor"]) -> str:
     """Take the narrowest type of the tensors."""
     names = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    found = [name for name in reversed(_FLOATS) if name in names]
-    if not found:
+    dtypes = [name for name in reversed(_FLOATS) if name in names]
+    if not dtypes:
         raise InputError("engine", "a dump without numbers of " + ", ".join(_FLOATS), "one with a tensor of the model")
-    return found[0]
+    return dtypes[0]
 
 
 def _show(console: "Console", result: "Parity", unknown: list[str]) -> None:

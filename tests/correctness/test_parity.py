@@ -11,7 +11,7 @@ import torch
 
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
-from specsim.correctness.parity import Parity, Scene, Tokens, compare, known, read_dump, tokens_of
+from specsim.correctness.parity import Parity, PrefillScene, Tokens, compare, read_dump, select, tokens_of
 from specsim.correctness.parity.trace import DrafterInput
 from specsim.models.load import load_shipped
 from specsim.models.synthetic_pair import synthetic_pair
@@ -36,24 +36,24 @@ def pair(kind: str) -> Pair:
 
 
 @cache
-def scene(kind: str, dtype: torch.dtype = torch.float64) -> Scene:
-    return Scene(pair(kind), TOKENS, dtype)
+def scene(kind: str, dtype: torch.dtype = torch.float64) -> PrefillScene:
+    return PrefillScene(pair(kind), TOKENS, dtype)
 
 
 class Fault(NamedTuple):
     """A cause of low acceptance, injected into an engine's drafter."""
 
     kind: str
-    inject: Callable[[Scene, DrafterInput], DrafterInput]
+    inject: Callable[[PrefillScene, DrafterInput], DrafterInput]
     first: str  # tensor that differs first
     says: str  # part of the reading
 
 
-def config(**changes: Any) -> Callable[[Scene, DrafterInput], DrafterInput]:
+def config(**changes: Any) -> Callable[[PrefillScene, DrafterInput], DrafterInput]:
     return both(lambda drafter: replace(drafter, config=replace(drafter.config, **changes)))
 
 
-def model(change: Callable[[Any], Any]) -> Callable[[Scene, DrafterInput], DrafterInput]:
+def model(change: Callable[[Any], Any]) -> Callable[[PrefillScene, DrafterInput], DrafterInput]:
     return both(lambda drafter: replace(drafter, config=replace(drafter.config, model=change(drafter.config.model))))
 
 
@@ -68,24 +68,24 @@ def weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 def both(change: Callable[[Any], Any], where: str = "context drafting"):
-    def inject(_: Scene, run: DrafterInput) -> DrafterInput:
+    def inject(_: PrefillScene, run: DrafterInput) -> DrafterInput:
         parts = {name: getattr(run, name) for name in where.split()}
         return replace(run, **{name: replace(rows, drafter=change(rows.drafter)) for name, rows in parts.items()})
 
     return inject
 
 
-def rows(**changes: Any) -> Callable[[Scene, DrafterInput], DrafterInput]:
+def rows(**changes: Any) -> Callable[[PrefillScene, DrafterInput], DrafterInput]:
     return lambda _, run: replace(
         run, context=replace(run.context, **changes), drafting=replace(run.drafting, **changes)
     )
 
 
-def features(make: Callable[[Scene], torch.Tensor]) -> Callable[[Scene, DrafterInput], DrafterInput]:
+def features(make: Callable[[PrefillScene], torch.Tensor]) -> Callable[[PrefillScene, DrafterInput], DrafterInput]:
     return lambda scene, run: replace(run, features_RF=make(scene))
 
 
-def normed(scene: Scene) -> torch.Tensor:
+def normed(scene: PrefillScene) -> torch.Tensor:
     states = scene.features((1, 2, 3)).unflatten(-1, (3, -1))
     scale = (states.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
     return (states * scale * scene.target_checkpoint.tensors["model.norm.weight"]).flatten(1)
@@ -246,11 +246,11 @@ def test_nothing_is_reported_without_a_fault(kind, dtype):
 
 
 def test_real_engine_key_norm_is_named():
-    """Of vLLM 0.32's own tensors on a CPU, made by tests/engines/vllm_dump.py."""
+    """Read vLLM 0.32's own tensors on a CPU, made by tests/engines/vllm_dump.py."""
     tensors = read_dump(VLLM)
     shipped = load_shipped("dflash")
-    exact, rounded = (Scene(shipped, tokens_of(tensors), dtype) for dtype in (torch.float64, torch.float32))
-    result = compare(known(tensors, exact.trace(), 4096), exact, rounded)
+    exact, rounded = (PrefillScene(shipped, tokens_of(tensors), dtype) for dtype in (torch.float64, torch.float32))
+    result = compare(select(tensors, exact.trace(), 4096), exact, rounded)
     assert result.first is not None
     assert result.first.name == "extend/layers.1.self_attn.k_norm"
     assert "layer 0's k_norm used for all layers (rows of the prompt only)" in result.fits[0].reading
@@ -263,7 +263,7 @@ def test_keys_of_the_fast_implementation_are_equal():
     small = synthetic_pair("eagle3", num_layers=4)
     drafted = next(draft_phases(small, CHAIN, EngineOptions(impl="fast"), prompt=TOKENS.ids, chunks=(9,)))
     tokens = Tokens(tuple(drafted.tokens[:-1]), drafted.tokens[-1])
-    exact, rounded = (Scene(small, tokens, dtype) for dtype in (torch.float64, torch.float32))
+    exact, rounded = (PrefillScene(small, tokens, dtype) for dtype in (torch.float64, torch.float32))
     dump = {"extend/midlayer.self_attn.k_rotated": drafted.keys[0, : len(tokens.ids)]}
     assert compare(dump, exact, rounded).first is None
     dump = {name: x.roll(1, 0) for name, x in dump.items()}

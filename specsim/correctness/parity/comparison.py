@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from specsim.correctness.parity.readings import Reading, readings
-from specsim.correctness.parity.trace import Scene, Tensors
+from specsim.correctness.parity.trace import PrefillScene, Tensors
 
 _FACTOR = 8
 _NEAR = 16  # budgets within which a reading is worth a whole trace
@@ -72,7 +72,7 @@ class Reference:
     length: int  # rows of the prompt
 
     @classmethod
-    def of(cls, exact: Scene, rounded: Scene) -> "Reference":
+    def of(cls, exact: PrefillScene, rounded: PrefillScene) -> "Reference":
         """Run the drafter in both types, with the same token after the prompt."""
         tensors = exact.trace()
         return cls(tensors, rounded.trace(), rounded.dtype, len(tensors["target/features"]))
@@ -81,8 +81,12 @@ class Reference:
         """Largest difference that rounding explains."""
         if not exact.is_floating_point():
             return 0.0
-        known = self.exact[name].double()
-        error = _distance(known, self.rounded[name].double()) if self.rounded[name].shape == known.shape else known * 0
+        expected = self.exact[name].double()
+        error = (
+            _distance(expected, self.rounded[name].double())
+            if self.rounded[name].shape == expected.shape
+            else expected * 0
+        )
         scale = float(exact[exact.isfinite()].abs().max())
         return _FACTOR * max(float(error.max()), torch.finfo(self.dtype).eps * scale)
 
@@ -134,7 +138,7 @@ def wider(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64
 
 
-def compare(dump: Mapping[str, torch.Tensor], exact: Scene, rounded: Scene) -> Parity:
+def compare(dump: Mapping[str, torch.Tensor], exact: PrefillScene, rounded: PrefillScene) -> Parity:
     """Compare an engine's tensors, under the reference's names, in the order of computation."""
     reference = Reference.of(exact, rounded)
     order = [name for name in reference.exact if name in dump]
@@ -148,9 +152,9 @@ def compare(dump: Mapping[str, torch.Tensor], exact: Scene, rounded: Scene) -> P
     suspects = [name.partition("/")[2] for name in [*between, last.name]]
     tried = zip(readings(exact, phase, suspects), readings(rounded, phase, suspects), strict=True)
     tests = [_fit(Readings(*both), exact, rounded, reference, dump, last.name) for both in tried]
-    places = {name: place for place, name in enumerate(order)}
+    order_of = {name: index for index, name in enumerate(order)}
     fits = [fit for fit in tests if fit is not None]
-    fits.sort(key=lambda fit: -places.get(fit.next_difference or "", len(order)))
+    fits.sort(key=lambda fit: -order_of.get(fit.next_difference or "", len(order)))
     return Parity(tuple(compared), last, tuple(between), tuple(fits), len(tests), tie)
 
 
@@ -180,7 +184,7 @@ class Readings(NamedTuple):
 
 
 def _fit(
-    reading: Readings, exact: Scene, rounded: Scene, reference: Reference, dump: Tensors, first: str
+    reading: Readings, exact: PrefillScene, rounded: PrefillScene, reference: Reference, dump: Tensors, first: str
 ) -> Fit | None:
     """Check whether a reading makes the first tensor that differs equal, and those before it.
 
@@ -191,7 +195,7 @@ def _fit(
         near = reference.compare(first, dump[first], exact.trace(reading.exact.drafter_input, last))
         if near.shapes or near.difference > _NEAR * near.budget:
             return None
-        own = Reference(
+        changed = Reference(
             exact.trace(reading.exact.drafter_input),
             rounded.trace(reading.rounded.drafter_input),
             reference.dtype,
@@ -199,8 +203,8 @@ def _fit(
         )
     except (KeyError, RuntimeError, IndexError):  # a reading that this checkpoint does not allow
         return None
-    order = [name for name in own.exact if name in dump]
-    end = _until_difference(own, order, dump, own.exact)[-1]
+    order = [name for name in changed.exact if name in dump]
+    end = _until_difference(changed, order, dump, changed.exact)[-1]
     if end.is_equal:
         return Fit(reading.exact.says, None)
     return Fit(reading.exact.says, end.name) if order.index(end.name) > order.index(first) else None

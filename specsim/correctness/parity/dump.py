@@ -21,7 +21,7 @@ _ALLOWED = "a file or folder of tensors: .safetensors, or .pt as SGLang's dumper
 
 
 def read_dump(path: Path, map_file: Path | None = None) -> dict[str, torch.Tensor]:
-    """Read all tensors of a file or a folder, renamed by a map and by the names of known dumps.
+    """Read all tensors of a file or a folder, renamed by a map and by the names of such dumps.
 
     A name that occurs again (in a later forward) ends in #2, #3, ... SGLang's `layer_id=3` of `name=x` makes
     `layers.3.x`.
@@ -32,7 +32,7 @@ def read_dump(path: Path, map_file: Path | None = None) -> dict[str, torch.Tenso
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(files, key=_order):
         for name, tensor in _read_file(file):
-            count = sum(known.partition("#")[0] == name for known in tensors)
+            count = sum(other.partition("#")[0] == name for other in tensors)
             tensors[f"{name}#{count + 1}" if count else name] = tensor
     return {rename(name): tensor for name, tensor in tensors.items()}
 
@@ -107,23 +107,23 @@ def tokens_of(tensors: Mapping[str, torch.Tensor]) -> Tokens:
     return Tokens(tuple(ids.flatten().tolist()), next_id)
 
 
-def known(tensors: Mapping[str, torch.Tensor], names: Iterable[str], vocab_size: int) -> dict[str, torch.Tensor]:
+def select(tensors: Mapping[str, torch.Tensor], names: Iterable[str], vocab_size: int) -> dict[str, torch.Tensor]:
     """Select the tensors that the reference has too, by its names.
 
     A name without a phase is that of the first phase with such a tensor. Draft logits over the target's vocabulary are
     target_logits.
     """
     names = set(names)
-    found: dict[str, torch.Tensor] = {}
+    selected: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         paths = [name, *(f"{phase}/{name}" for phase in _PHASES)]
         path = next((path for path in paths if path in names), None)
-        whole = "" if path is None else path.replace("lm_head", "target_logits")
-        if whole in names and tensor.shape[-1] == vocab_size:
-            path = whole
+        over_target = "" if path is None else path.replace("lm_head", "target_logits")
+        if over_target in names and tensor.shape[-1] == vocab_size:
+            path = over_target
         if path is not None:
-            found.setdefault(path, tensor)
-    return found
+            selected.setdefault(path, tensor)
+    return selected
 
 
 def write_dump(tensors: Mapping[str, torch.Tensor], tokens: Tokens, next_token: int, file: Path) -> None:

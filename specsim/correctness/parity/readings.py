@@ -11,7 +11,7 @@ import torch
 
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import HeadAttention, ModelConfig, Rope
-from specsim.correctness.parity.trace import DrafterInput, Rows, Scene
+from specsim.correctness.parity.trace import DrafterInput, PrefillScene, Rows
 
 _MOST_ORDERED = 3  # features whose every order is tried
 _THETAS = (10_000.0, 500_000.0, 1_000_000.0)
@@ -26,7 +26,7 @@ class Reading:
     drafter_input: DrafterInput
 
 
-def readings(scene: Scene, phase: str, suspects: Sequence[str]) -> Iterator[Reading]:
+def readings(scene: PrefillScene, phase: str, suspects: Sequence[str]) -> Iterator[Reading]:
     """List the readings that may explain a difference.
 
     phase: of the first tensor that differs. suspects: weights that make it from the last tensor that is equal.
@@ -48,7 +48,7 @@ def readings(scene: Scene, phase: str, suspects: Sequence[str]) -> Iterator[Read
             yield Reading(f"{says} (rows of the prompt only)", replace(run, context=rows))
 
 
-def _of_features(scene: Scene, run: DrafterInput) -> Iterator[Reading]:
+def _of_features(scene: PrefillScene, run: DrafterInput) -> Iterator[Reading]:
     """Read other hidden states of the target, or in another order, or of other positions."""
     hidden = [*scene.entering, *([] if scene.last_output is None else [scene.last_output])]
     layers = scene.drafter.config.feature_layers
@@ -86,7 +86,7 @@ def _of_ids(run: DrafterInput) -> Iterator[Reading]:
 Change = Callable[[Rows], Rows | None]
 
 
-def _of_rows(scene: Scene, suspects: Sequence[str]) -> Iterator[tuple[str, Change]]:
+def _of_rows(scene: PrefillScene, suspects: Sequence[str]) -> Iterator[tuple[str, Change]]:
     """Read config or weights of the drafter in another way."""
     for shift in (1, -1, 2, -2):
         yield f"positions off by {shift:+d}", lambda rows, shift=shift: replace(rows, position_shift=shift)
@@ -147,7 +147,7 @@ def _with_tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Te
     return changed
 
 
-def _of_embedding(scene: Scene) -> Iterator[tuple[str, Change]]:
+def _of_embedding(scene: PrefillScene) -> Iterator[tuple[str, Change]]:
     target_table = scene.target_checkpoint.tensors["model.embed_tokens.weight"]
     table = scene.drafter.tensors.get("embed_tokens.weight", target_table)
     root = math.sqrt(table.shape[1])
@@ -156,7 +156,7 @@ def _of_embedding(scene: Scene) -> Iterator[tuple[str, Change]]:
             yield f"the embedding {says}", _with_tensors(lambda _, other=other: {"embed_tokens.weight": other})
 
 
-def _of_head(scene: Scene) -> Iterator[tuple[str, Change]]:
+def _of_head(scene: PrefillScene) -> Iterator[tuple[str, Change]]:
     """Take the target's head or embedding in place of the draft head, and read d2t in other ways."""
     tensors = scene.drafter.tensors
     d2t = tensors.get("d2t")
@@ -218,8 +218,8 @@ def _of_products(drafter: DrafterCheckpoint, suspects: Sequence[str]) -> Iterato
 
 def _in_other_layers(name: str, drafter: DrafterCheckpoint) -> list[str]:
     form = re.sub(r"(?<=layers\\\.)\d+", r"\\d+", re.escape(name))
-    found = (other.removesuffix(".weight") for other in drafter.tensors)
-    return [other for other in found if other != name and re.fullmatch(form, other)]
+    names = (other.removesuffix(".weight") for other in drafter.tensors)
+    return [other for other in names if other != name and re.fullmatch(form, other)]
 
 
 def _of_exchanges(drafter: DrafterCheckpoint) -> Iterator[tuple[str, Change]]:

@@ -38,7 +38,7 @@ class Reached(Exception):
     """The end of a trace at the last tensor that is needed."""
 
 
-class Recorder(TorchFunctionMode):
+class TensorRecorder(TorchFunctionMode):
     """Names for the results of torch's functions, by the weights that they read.
 
     last: tensor after which Reached is raised.
@@ -124,10 +124,10 @@ class Recorder(TorchFunctionMode):
     def _record_joined(self, parts: Any) -> None:
         """Record projections that engines make as one: qkv_proj and gate_up_proj."""
         block = self._block if self._phase == "target" else self._block.removeprefix("model.")
-        found = [self.tensors.get(self._path(f"{block}.{part}proj")) for part in parts]
-        if all(tensor is not None for tensor in found):
+        projections = [self.tensors.get(self._path(f"{block}.{part}proj")) for part in parts]
+        if all(tensor is not None for tensor in projections):
             joined = "qkv_proj" if len(parts) == 3 else "gate_up_proj"
-            self._record(f"{self._block}.{joined}", torch.cat([x for x in found if x is not None], dim=-1))
+            self._record(f"{self._block}.{joined}", torch.cat([x for x in projections if x is not None], dim=-1))
 
     def _record_sum(self, args: Any, output: torch.Tensor) -> None:
         if args[1] is self._attended and self._attended is not None:
@@ -171,7 +171,7 @@ class DrafterInput:
     next_token: int
 
 
-class Scene:
+class PrefillScene:
     """A target's prefill of one prompt in one dtype, after which its drafter may run in several ways."""
 
     def __init__(self, pair: Pair, tokens: Tokens, dtype: torch.dtype) -> None:
@@ -197,7 +197,7 @@ class Scene:
         self._prefill = PrefillInput.of_prompts([tokens.ids])
         layers = tuple(range(pair.target.config.num_layers))
         metadata = prefill_metadata(self._batch, self._prefill, self._pools)
-        with torch.no_grad(), Recorder(pair.target.tensors, "target") as recorder:
+        with torch.no_grad(), TensorRecorder(pair.target.tensors, "target") as recorder:
             output = self._engine.target.forward(self._prefill.input_ids, metadata, self._pools.target, layers)
             logits_1V = self._engine.target.logits(output.hidden[-1:])
         self._target = recorder.tensors
@@ -252,8 +252,8 @@ class Scene:
         tensors |= self._with_ids(extend.tensors, run.context) | self._with_ids(_joined(draft.tensors), run.drafting)
         return tensors
 
-    def _recorder(self, rows: Rows, phase: str, last: str | None) -> Recorder:
-        return Recorder({**self.target_checkpoint.tensors, **rows.drafter.tensors}, phase, rows, last)
+    def _recorder(self, rows: Rows, phase: str, last: str | None) -> TensorRecorder:
+        return TensorRecorder({**self.target_checkpoint.tensors, **rows.drafter.tensors}, phase, rows, last)
 
     def _make(self, rows: Rows) -> Any:
         from specsim.reference.drafters import make_drafter
@@ -271,9 +271,9 @@ class Scene:
             ids = torch.arange(tensor.shape[-1])
             if d2t is not None:
                 ids = (ids + d2t) % self.target_checkpoint.config.vocab_size
-                whole = tensor.new_full((len(tensor), self.target_checkpoint.config.vocab_size), -torch.inf)
-                whole[:, ids] = tensor
-                named[name.replace("lm_head", "target_logits")] = whole
+                logits_RV = tensor.new_full((len(tensor), self.target_checkpoint.config.vocab_size), -torch.inf)
+                logits_RV[:, ids] = tensor
+                named[name.replace("lm_head", "target_logits")] = logits_RV
             named[name.replace("lm_head", "draft_ids")] = ids[tensor.argmax(-1)]
         return named
 
