@@ -5,5 +5,14 @@ from specsim.correctness.parity.dump import read_dump, select, tokens_of, write_
 from specsim.correctness.parity.trace import PrefillScene, Tokens
 
 __all__ = [
-    "Fit", "Parity", "PrefillScene", "TensorComparison", "Tokens", "compare", "read_dump", "select", "tokens_of", "write_dump",
-]  # fmt: skip
+    "Fit",
+    "Parity",
+    "PrefillScene",
+    "TensorComparison",
+    "Tokens",
+    "compare",
+    "read_dump",
+    "select",
+    "tokens_of",
+    "write_dump",
+]
