@@ -195,17 +195,23 @@ def pair_for(only):
     return replace(opposed().pair(), tokenizer=Letters()), SETTINGS
 
 
+@pytest.mark.parametrize("samples", [48, pytest.param(512, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_by_the_property_that_it_breaks(name):
+def test_a_fault_is_found_by_the_property_that_it_breaks(name, samples):
     fault = FAULTS[name]
     pair, settings = pair_for([fault.property])
+    settings = replace(settings, samples=samples)
     with fault.injected():
         (result,) = run(pair, [fault.property], settings).properties
     assert (result.name, result.verdict) == (fault.property, "fails"), result.says
 
 
 @pytest.mark.parametrize(
-    "only", [["grammar"], [name for name in PROPERTIES if name != "grammar"]], ids=["tiny", "small"]
+    "only",
+    [
+        pytest.param(["grammar"], marks=pytest.mark.whole, id="tiny"),
+        pytest.param([name for name in PROPERTIES if name != "grammar"], id="small"),
+    ],
 )
 def test_without_a_fault_every_property_holds(only):
     pair, settings = pair_for(only)
