@@ -40,7 +40,7 @@ RUNS = {
     "faults": "faults --name empty-batch-keeps-verify-state --jobs 1",
     "generate": "generate --max-new-tokens 3",
     "lint-report": "lint-report {report}",
-    "parity": "parity --engine {tensors} --drafter dflash",
+    "parity": "parity --engine {tensors}",
     "plan": f"plan {LOAD} --replicates 1 --policies",
     "predict": "predict --prompts 1 --max-new-tokens 4",
     "predict-record": "predict --acceptance {shares}",
@@ -63,6 +63,7 @@ def files(tmp_path, call) -> dict[str, str]:
     (tmp_path / "table.csv").write_text("batch,num_steps,accept_length,tokens_per_s\n1,3,2,200\n8,3,2,1500\n")
     (tmp_path / "a.json").write_text(json.dumps({"outputs": [{"token_ids": [5], "logprobs": [-0.5]}]}))
     (tmp_path / "shares.json").write_text(json.dumps({"shares": [[0.7, 0.1], [0.6, 0.1]]}))
+    assert call("parity", "--dump", str(tmp_path / "tensors.safetensors"))[0] == 0
     return {
         "shares": str(tmp_path / "shares.json"),
         "folder": str(tmp_path),
@@ -70,7 +71,7 @@ def files(tmp_path, call) -> dict[str, str]:
         "report": str(tmp_path / "report.csv"),
         "table": str(tmp_path / "table.csv"),
         "a": str(tmp_path / "a.json"),
-        "tensors": str(ROOT / "tests" / "correctness" / "engine_tensors" / "vllm-0.32-cpu-dflash.safetensors"),
+        "tensors": str(tmp_path / "tensors.safetensors"),
     }
 
 

@@ -22,14 +22,14 @@ _OF_LOGITS = ("lm_head", "target_logits", "draft_ids")  # made one row after ano
 class TensorComparison:
     """One tensor of an engine against the reference."""
 
-    name: str
-    rows: int  # compared
+    name: str  # phase and weight
+    rows: int  # rows that were compared
     rows_that_differ: int
     first_row: int | None  # first of these; None for none
     difference: float  # largest of any number
     budget: float  # largest difference that rounding explains
     is_tie: bool = False  # whether ids differ where two logits are within the budget
-    shapes: str = ""  # of both, where they cannot be compared
+    shapes: str = ""  # shapes of both, where they cannot be compared
 
     @property
     def is_equal(self) -> bool:
@@ -41,7 +41,7 @@ class TensorComparison:
 class Fit:
     """A wrong reading under which the tensor is equal."""
 
-    reading: str
+    reading: str  # in words
     next_difference: str | None  # first tensor that differs under it; None: all are equal
 
 

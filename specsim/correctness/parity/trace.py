@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.drafter import Placement
 from specsim.core.engine_options import EngineOptions
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.phases import Batch, PrefillInput
 from specsim.core.pool import KVPool
@@ -182,6 +182,8 @@ class PrefillScene:
 
         length = len(tokens.ids)
         vocab_size = pair.target.config.vocab_size
+        for token in tokens.ids:
+            require(0 <= token < vocab_size, "token_ids", token, f"0 to {vocab_size - 1}, the target's tokens")
         self.target_checkpoint = in_dtype(pair.target, dtype)
         self.drafter = in_dtype(pair.checkpoint, dtype)
         self.dtype = dtype
