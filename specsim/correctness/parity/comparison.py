@@ -24,7 +24,7 @@ class TensorComparison:
 
     name: str  # phase and weight
     rows: int  # rows that were compared
-    rows_that_differ: int
+    rows_that_differ: int  # rows with a difference beyond the budget
     first_row: int | None  # first of these; None for none
     difference: float  # largest of any number
     budget: float  # largest difference that rounding explains
