@@ -22,7 +22,7 @@ SPECSIM = Path(sys.executable).with_name("specsim")
 PAGE = GUIDE / "engines.md"
 REGION = "SGLang's server test kits"
 CHAIN = ("--num-steps", "5", "--topk", "1", "--num-draft-tokens", "6")  # the kits' own EAGLE-3 settings
-SPACES = "The tiny model fills its 128 tokens with spaces that the pattern allows."
+UNFINISHED = "An output of the tiny model was unfinished."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ KITS = (
         {"test_finish_stop_eos": "It names the ending tokens of Llama."},
         {"test_finish_stop_regex_str": "The server has no `stop_regex`."},
     ),
-    Kit("regex_constrained_kit", "RegexConstrainedMixin", {"test_regex_generate_complex_json": SPACES}),
+    Kit("regex_constrained_kit", "RegexConstrainedMixin", {}, {"test_regex_generate_complex_json": UNFINISHED}),
     Kit("json_constrained_kit", "JSONConstrainedMixin"),
     Kit("json_mode_kit", "JSONModeMixin"),
     Kit("ebnf_constrained_kit", "EBNFConstrainedMixin"),
