@@ -40,7 +40,8 @@ def conformance(options: ConformanceOptions) -> None:
     Examples:
       specsim conformance --module my_kernels.py
       specsim conformance --module my_kernels.py --ops build_tree,verify_greedy
-      specsim conformance --module my_kernels.py --case "shift_ids: no requests" --dump failed
+      specsim conformance --module mine.py --case "shift_ids: no requests"
+      specsim conformance --module mine.py --dump failed
     """
     from specsim.core.engine_options import check_device
     from specsim.core.provenance import now, versions

@@ -34,9 +34,9 @@ class ExplainOptions(JsonOptions):
         None
     )
     # Acceptance of drafts behind the answers of --a: a file of specsim, or metrics of an engine.
-    accepted_a: Annotated[Path | None, common("Drafts", default="those of --a, if it has any", file="reads")] = None
+    accepted_a: Annotated[Path | None, common("Answers", default="those of --a, if it has any", file="reads")] = None
     # Acceptance of drafts behind the answers of --b.
-    accepted_b: Annotated[Path | None, common("Drafts", default="those of --b, if it has any", file="reads")] = None
+    accepted_b: Annotated[Path | None, common("Answers", default="those of --b, if it has any", file="reads")] = None
 
     def drafts(self, texts_are_equal: bool) -> "DraftDifference | None":
         """Compare the accepted drafts of both sides; None unless both are known, or asked for where texts differ."""

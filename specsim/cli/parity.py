@@ -56,7 +56,7 @@ def parity(options: ParityOptions) -> None:
 
     Examples:
       specsim parity --dump names.safetensors
-      specsim parity --engine dump/ --target ./Llama-3.1-8B --draft ./head --dtype bfloat16
+      specsim parity --engine dump --target target --draft head --dtype bfloat16
     """
     from specsim.models.load import load
 

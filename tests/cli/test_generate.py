@@ -67,7 +67,7 @@ def test_json_of_generate(call, tmp_path):
     result = json.loads(file.read_text(), parse_constant=pytest.fail)
     (output,) = result["outputs"]
     keys = {"text", "token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round", "prompt_token_ids"}
-    keys |= {"proposed_depth_per_round", "setting_per_round", "draft_steps_per_round"}
+    keys |= {"proposed_depth_per_round", "setting_per_round", "draft_steps_per_round", "top_logprobs"}
     assert set(output) == keys | {"temperature"}
     assert len(output["token_ids"]) == len(output["logprobs"]) == result["metrics"]["tokens"] == 5
     shares = {"accept_length", "accept_rate", "node_rate", "accepted_by_position"}

@@ -178,7 +178,7 @@ def test_every_kind_of_error_has_a_large_e_value(changes):
 
 
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_the_whole_text_decides_a_distribution_under_each_penalty(penalty):
+def test_the_whole_text_decides_under_each_penalty(penalty):
     prompt, tokens = (3, 9), (5, 1, 7, 2)
     setting = SamplingSetting("one penalty", {penalty: 1.5}, num_tokens=len(tokens))
     written = Output("", tokens, (0.0,) * 4, "length", (1,) * 4, prompt_token_ids=prompt)

@@ -7,8 +7,8 @@ import torch
 from specsim.fast.drafters.mtp_rows import NewFeatures, SpanShape, gather_rows, spans_of
 
 
-def test_rows_past_a_request_or_max_len_have_no_slot_and_no_features():
-    """Requests of 3 rows each, of which the first has 2, a padded one none, and the last one column below max_len."""
+def test_rows_past_a_request_or_max_len_have_no_slot():
+    """Batch of three requests: two new tokens, a padded one, and three tokens with one column below max_len."""
     rows = torch.tensor([1, -1, 0], dtype=torch.int32)
     table = torch.arange(100, 132, dtype=torch.int32).view(4, 8)[1:3]  # what lies before it are slots too
     pools = SimpleNamespace(req_to_token=table)
