@@ -35,7 +35,7 @@ class ParityOptions(DraftFieldOptions, JsonOptions):
         common("Tensors", default="that of the tensors, float32 with --dump"),
     ] = None
     # Write the reference's tensors to this safetensors file, to see their names.
-    dump: Annotated[Path | None, common("Tensors", file="writes")] = None
+    dump: Annotated[Path | None, common("Output", file="writes")] = None
     # Prompt of --dump.
     text: Annotated[str, common("Tensors")] = "def add(first, second):"
     # Target: a folder or a hub id.

@@ -11,9 +11,9 @@ from specsim.cli.main import FUNCTIONS, command
 from specsim.core.errors import InputError
 
 TEXTS = {  # options with a text that names no file
-    "accept_lengths", "accept_rates", "api_key_variable", "case", "cell", "cluster", "draft_field", "efficiency", "host", "layout",
-    "name", "only", "ops", "output", "output_tokens", "program", "prompt", "prompt_tokens", "regex", "shard",
-    "slo", "suite", "table", "url", "url_plain", "verifier",
+    "accept_lengths", "accept_rates", "api_key_variable", "case", "cell", "cluster", "draft_field", "efficiency",
+    "host", "layout", "name", "only", "ops", "output", "output_tokens", "program", "prompt", "prompt_tokens", "regex",
+    "shard", "slo", "suite", "table", "url", "url_plain", "verifier",
 }  # fmt: skip
 NAMES = {("diff", "drafter"), ("diff", "family"), ("plan", "draft"), ("probe", "model")}  # the same of single commands
 

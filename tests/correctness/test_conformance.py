@@ -545,7 +545,7 @@ def test_a_case_that_its_process_does_not_survive_is_an_outcome(tmp_path, monkey
         module = tmp_path / f"{re.sub(' ', '_', how)}.py"
         module.write_text(f"def fill_bonus_tokens(*arguments):\n    {body}")
         with CaseProcess(str(module), "cpu", seconds) as process:
-            outcomes = [process.run(case) for _ in range(2 if status == "ended" else 1)]
+            outcomes = [process.run(case) for _ in range(2 if how == "dies" else 1)]
         assert {(outcome.status, outcome.passed) for outcome in outcomes} == {(status, False)}
         assert all(shown in outcome.detail for outcome in outcomes), outcomes
 
