@@ -15,7 +15,10 @@ TEXTS = {  # options with a text that names no file
     "host", "layout", "name", "only", "ops", "output", "output_tokens", "program", "prompt", "prompt_tokens", "regex",
     "shard", "slo", "suite", "table", "url", "url_plain", "verifier",
 }  # fmt: skip
-NAMES = {("diff", "drafter"), ("diff", "family"), ("plan", "draft"), ("probe", "model")}  # the same of single commands
+NAMES = {  # the same of single commands
+    ("diff", "drafter"), ("diff", "family"), ("parity", "text"), ("parity", "drafter"), ("plan", "draft"),
+    ("probe", "model"),
+}  # fmt: skip
 
 
 def words(name: str, role: str) -> Iterator[list[str]]:
