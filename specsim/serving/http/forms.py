@@ -113,6 +113,14 @@ def json_grammar(service: Service, name: str, schema: Any) -> Grammar:
     return service.grammar("json_schema", json.dumps({**_SPACELESS, **schema}))
 
 
+def text_grammar(service: Service, form: str, text: Any) -> Grammar | None:
+    """Make the grammar that a text states as a regex or ebnf; None for null."""
+    if text is None:
+        return None
+    require_type(form, text, str, "a text")
+    return service.grammar(form, text)
+
+
 def token_text(service: Service, token: int) -> str:
     """Decode one token."""
     return "" if service.tokenizer is None else service.tokenizer.decode([token])

@@ -20,6 +20,7 @@ from specsim.serving.http.forms import (
     prompts_of,
     refuse,
     sampling_params,
+    text_grammar,
     token_text,
 )
 from specsim.serving.http.job import Ask, Progress, Session
@@ -145,13 +146,8 @@ def _grammar(service: Service, sampling: Body) -> Grammar | None:
         except ValueError:
             raise InputError("json_schema", schema, "a JSON schema as a text") from None
         return json_grammar(service, "json_schema", schema)
-    if (regex := sampling.get("regex")) is not None:
-        require_type("regex", regex, str, "a text")
-        return service.grammar("regex", regex)
-    if (text := sampling.get("ebnf")) is not None:
-        require_type("ebnf", text, str, "a text")
-        return service.grammar("ebnf", text)
-    return None
+    regex = text_grammar(service, "regex", sampling.get("regex"))
+    return text_grammar(service, "ebnf", sampling.get("ebnf")) if regex is None else regex
 
 
 def answer(service: Service, call: GenerateCall, results: Sequence[Progress]) -> Any:

@@ -18,6 +18,7 @@ from specsim.serving.http.forms import (
     prompts_of,
     refuse,
     sampling_params,
+    text_grammar,
     token_text,
 )
 from specsim.serving.http.job import Ask, Progress
@@ -159,11 +160,10 @@ def _grammar(service: Service, body: Body) -> Grammar | None:
         return json_grammar(service, "schema", inner.get("schema"))
     structure = body.get("structured_outputs") or {}
     require_type("structured_outputs", structure, dict, "an object with regex or json")
-    regex = structure.get("regex") or body.get("regex")
-    if regex is not None:
-        require_type("regex", regex, str, "a text")
-        return service.grammar("regex", regex)
-    return json_grammar(service, "json", structure["json"]) if "json" in structure else None
+    regex = text_grammar(service, "regex", structure.get("regex") or body.get("regex"))
+    if regex is None and "json" in structure:
+        return json_grammar(service, "json", structure["json"])
+    return regex
 
 
 def answer(service: Service, call: OpenAICall, results: Sequence[Progress]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Scorer:
         self._batch = Batch.of([0], [row], [self._prompt_len], [request.params], vocab_size)
 
     def extend(self, known_ids: list[int]) -> None:
-        """TokenScore the tokens of prompt and output that have no score yet."""
+        """Score the tokens of prompt and output that have no score yet."""
         while self._filled < len(known_ids) - 1:
             end = min(self._filled + _ROWS, len(known_ids) - 1)
             logits_RV = self._forward(known_ids[self._filled : end])
