@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,7 @@ DRAFTS: tuple[Drafts, ...] = get_args(Drafts)
 Draws = Literal["depth", "node", "noise", "none"]
 
 
+@cache
 def resolve(path: str) -> Any:
     """Import the object of a record, named as MODULE:NAME."""
     if not path:
