@@ -5,6 +5,7 @@ module as a child of the process that holds the other end of a pipe.
 """
 
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -229,16 +230,24 @@ def end_after(wait: Callable[[], object], folder: Path | None = None) -> None:
 
 
 # For 3 seconds: a process that is still starting may write bytecode into it meanwhile.
-_REMOVE = 'for turn in 1 2 3 4 5 6; do rm -rf -- "$0" 2>/dev/null; sleep 0.5; done'
+_REMOVE = 'for turn in 1 2 3 4 5 6; do rm -rf -- "$@" 2>/dev/null; sleep 0.5; done'
 
 
 def _end_after(wait: Callable[[], object], folder: Path | None) -> None:
     wait()
     try:
         if folder is not None:
-            os.execlp("sh", "sh", "-c", _REMOVE, str(folder))  # in place of this process, which would fill it again
+            folders = map(str, _folders_of_owner(folder))
+            os.execlp("sh", "sh", "-c", _REMOVE, "sh", *folders)  # in place of this process, which would fill it again
     finally:
         _exit(1)
+
+
+def _folders_of_owner(folder: Path) -> list[Path]:
+    """List a folder of an ended process, and its others, which may have no child that removes them."""
+    prefix = re.match(r"specsim-\d+-", folder.name)
+    others = folder.parent.glob(f"{prefix[0]}*") if prefix else ()
+    return [folder, *(other for other in others if other != folder and _lock(other) is not None)]
 
 
 def _run_as_child(lifeline: str, folder: str, module: str, *arguments: str) -> None:

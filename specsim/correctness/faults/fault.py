@@ -124,12 +124,13 @@ def environment(root: Path, device: str | None = None) -> dict[str, str]:
     It finds other packages where this process does, by PYTHONPATH too. device: `cpu` has kernels interpreted, even with
     a GPU; None leaves that as it is.
     """
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    # Bytecode of a process that is still starting would make the folder again after its removal.
+    settings = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"), "1")
     interpreted = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     inherited = os.environ.get("PYTHONPATH")
     folders = [str(Path(folder).absolute()) for folder in inherited.split(os.pathsep)] if inherited else []
     path = os.pathsep.join([str(root), *folders])  # absolute, since the process may start in another folder
-    return {**os.environ, **threads, **interpreted, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **settings, **interpreted, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def require_copy(root: Path) -> None:
