@@ -1,5 +1,6 @@
 """The fast engine: the reference's round on static buffers, launched or replayed from graphs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self, TypeVar
 
@@ -13,7 +14,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars, allowed_first, check
 from specsim.core.kv_buffer import FeatureRing, SideOutputs
-from specsim.core.pair import Pair, runs_on_host
+from specsim.core.pair import AnyDrafter, Pair, runs_on_host
 from specsim.core.phases import (
     Advance,
     Batch,
@@ -26,6 +27,7 @@ from specsim.core.phases import (
     VerifyOutput,
 )
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.proposals import make_lookup
 from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
 from specsim.core.rule import AcceptanceRule
@@ -79,7 +81,7 @@ class Engine:
             )
             raise InputError("topk", config.topk, allowed)
         self.rule = rule
-        drafts_on_host = runs_on_host(pair.drafter, config) if like is None else like.drafts_on_host(config)
+        drafts_on_host = runs_on_host(pair, config) if like is None else like.drafts_on_host(config)
         self.options = options.resolve(config, bool(grammars), drafts_on_host, rule is not None)
         check_kv_dtypes(kv_dtype=options.kv_dtype, draft_kv_dtype=options.draft_kv_dtype)
         self.dtype = options.dtype
@@ -92,11 +94,14 @@ class Engine:
         check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
         self._target = self._make_target(pair) if like is None else like._target
         self.target: Target = self._target
-        self._drafter = self._make_drafter(pair) if like is None else like._drafter
+        self._drafter = self._make_drafter(pair.drafter) if like is None else like._drafter
         self.drafter: Drafter = self._drafter
         setting_drafter = self._drafter
         if like is not None:
             setting_drafter = NoDrafter(self.device) if config.is_plain else setting_drafter.with_config(self.config)
+            self._lookup = like._lookup and like._lookup.with_config(self.config)
+        else:
+            self._lookup = make_lookup(pair, self._make_drafter, self.config)
         records = self.device.type == "cuda" and self.options.graph != "eager" and self._ranks is None
         self._prompts = PromptGraphs(self._forward_rows) if records and can_record(target) else None
         self.options.check_draft_kv(config, self.drafter.kv_layout)
@@ -110,6 +115,7 @@ class Engine:
             rule,
             self._schedule,
             self._ranks,
+            self._lookup,
         )
         self._frames = Frames(models, self.options)
 
@@ -123,14 +129,14 @@ class Engine:
             target.make_persistent(where_it_fits=self.options.forward == "auto")
         return target
 
-    def _make_drafter(self, pair: Pair) -> StepDrafter:
+    def _make_drafter(self, drafter: AnyDrafter | None) -> StepDrafter:
         sharing = self._ranks if self.options.draft_parallel == "sharded" else None
         on = Placement(self.dtype, self.device, self.options.batch_invariant, sharing)
-        return make_drafter(pair.drafter, self._target, self.config, on)
+        return make_drafter(drafter, self._target, self.config, on)
 
     def drafts_on_host(self, config: SpecConfig) -> bool:
         """Check whether this engine's drafter drafts on the host under a setting."""
-        return self._drafter.runs_on_host and not config.is_plain
+        return (self._drafter.runs_on_host or self._lookup is not None) and not config.is_plain
 
     def __repr__(self) -> str:
         return engine_text(self)
@@ -171,6 +177,8 @@ class Engine:
         allowed = self._allowed_first(batch, pools, logits_BV.shape[-1])
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
+        if self._lookup is not None:
+            self._lookup.drafter.forget(batch)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
         return self._agreed("prefill", PrefillOutput(next_tokens, logprobs, draft_input))
 
@@ -251,6 +259,11 @@ class Engine:
         load_extend_input(frame.extend_input, draft_extend_input, frame.shape.width)
         self._frames.run(frame, self._frames.phases.extend)
         return self._agreed("draft_extend", unload(frame.output.draft_input, batch.size, frame.bucket))
+
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        """Note that a request has ended with these tokens, its prompt_len prompt tokens first."""
+        for drafter in (self.drafter, *((self._lookup.drafter,) if self._lookup else ())):
+            drafter.finish(request_id, tokens, prompt_len)
 
     def _agreed(self, phase: str, output: T) -> T:
         """Return a phase's output, which is the same on every rank where ranks are compared."""

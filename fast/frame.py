@@ -227,15 +227,18 @@ class Frame:
     recordings: dict[tuple[tuple[Callable[..., None], ...], bool], Recording] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shape: RoundShape, pools: KVPool, draft_input: DraftInput, draft_buffers: State) -> Self:
+    def of(
+        cls, shape: RoundShape, pools: KVPool, draft_input: DraftInput, draft_buffers: State, looks_up: bool = False
+    ) -> Self:
         """Make buffers of padded requests only, on the pool's device.
 
-        draft_input, draft_buffers: the drafter's, of padded requests.
+        draft_input, draft_buffers: the drafter's, of padded requests. looks_up: whether drafts are looked up, too.
         """
         buffers = Buffers(pools.req_to_token.device)
         drafting: Any = buffers.like("draft_buffers", draft_buffers)
+        looked_up = ExplicitCandidates.empty(shape.bucket, shape.config.num_candidates) if looks_up else None
         output = StaticOutput.of(shape, draft_input, buffers)
-        verify_input = replace(padded_verify_input(shape), proposed_depth=None)
+        verify_input = replace(padded_verify_input(shape), proposed_depth=None, looked_up=looked_up)
         verify_input = buffers.like("verify_input", verify_input)
         allowed = (
             Allowed.empty(shape.bucket, shape.config.num_draft_tokens, shape.vocab_size) if shape.has_grammars else None

@@ -14,6 +14,7 @@ from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars, allowed_trees
 from specsim.core.phases import Batch, DraftInput, Sampling
 from specsim.core.pool import KVPool
+from specsim.core.proposals import Lookup
 from specsim.core.rank_group import RankGroup
 from specsim.core.rule import AcceptanceRule
 from specsim.fast import kv, tree
@@ -22,6 +23,7 @@ from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.frame import Frame, Recording, RoundShape, TargetOutput
 from specsim.fast.kv import draft_extend_input, move_side, write_side
 from specsim.fast.model.metadata import tree_metadata
+from specsim.fast.runtime.buffers import load
 from specsim.fast.runtime.graph import capture
 from specsim.fast.runtime.launch import next_power_of_2
 from specsim.fast.synthetic import SyntheticSchedule
@@ -42,6 +44,7 @@ class RoundModels:
     rule: AcceptanceRule | None  # on the host, in place of the setting's verifier
     schedule: SyntheticSchedule | None  # of synthetic acceptance
     ranks: RankGroup | None  # None: a single GPU
+    lookup: Lookup | None = None  # beside the drafter
 
     @property
     def num_features(self) -> int:
@@ -75,6 +78,12 @@ def step(models: RoundModels, frame: Frame) -> None:
     models.setting_drafter.step(frame.batch, frame.draft_buffers, frame.pools)
 
 
+def look_up(models: RoundModels, frame: Frame) -> None:
+    """Look up drafts, on the host between two graphs."""
+    if models.lookup is not None and frame.verify_input.looked_up is not None:
+        load(frame.verify_input.looked_up, models.lookup.look_up(frame.batch, frame.pools))
+
+
 def reserve_tree(models: RoundModels, frame: Frame) -> None:
     """Exchange the lanes' pages for the tree's on the host, under release `round`."""
     batch = frame.loaded_batch
@@ -89,8 +98,9 @@ def build_tree(models: RoundModels, frame: Frame) -> None:
     locations_BN = kv.tree_locations(batch, models.config, frame.pools)
     bonus_tokens = frame.draft_input.bonus_tokens
     candidates = frame.draft_buffers.candidates
-    steps = batch.draft_steps
-    tree.build(candidates, bonus_tokens, batch.seq_lens, locations_BN, models.config, steps, out=frame.verify_input)
+    roots = bonus_tokens, batch.seq_lens, locations_BN
+    looked_up = frame.verify_input.looked_up
+    tree.build(candidates, *roots, models.config, batch.draft_steps, looked_up, out=frame.verify_input)
 
 
 def load_allowed(models: RoundModels, frame: Frame) -> None:
@@ -157,7 +167,7 @@ def extend(models: RoundModels, frame: Frame) -> None:
 
 
 Sections = tuple[Section, ...]
-ON_HOST = frozenset[Section]({reserve_tree, load_allowed, release_rejected})
+ON_HOST = frozenset[Section]({look_up, reserve_tree, load_allowed, release_rejected})
 
 
 class RoundPhase(NamedTuple):
@@ -188,16 +198,22 @@ class RoundPhases:
 
     @classmethod
     def of(
-        cls, graph: str, config: SpecConfig, drafts_on_host: bool = False, rule: bool = False, grammars: bool = False
+        cls,
+        graph: str,
+        config: SpecConfig,
+        drafts_on_host: bool = False,
+        rule: bool = False,
+        grammars: bool = False,
+        looks_up: bool = False,
     ) -> "RoundPhases":
         """Order the sections of a setting.
 
         Plain decoding has no draft step, as CUDA warns of an empty graph. Under release `round` the host moves pages.
-        rule, grammars: whether the host verifies, and whether it limits the tokens.
+        rule, grammars, looks_up: whether the host verifies, limits the tokens, and looks up drafts.
         """
         moves = config.release == "round"
         drafting = () if config.is_plain else (start, *(step,) * (config.num_steps - 1))
-        draft = (*drafting, *(reserve_tree,) * moves, build_tree)
+        draft = (*drafting, *(look_up,) * looks_up, *(reserve_tree,) * moves, build_tree)
         checked = (*(load_allowed,) * grammars, forward, verify, *(release_rejected,) * moves, gather)
         on_host = ON_HOST | ({start, step} if drafts_on_host else set()) | ({verify} if rule else set())
         alone = on_host | ({start, step, build_tree} if graph == "step" else set())
@@ -223,7 +239,8 @@ class Frames:
         drafts_on_host = models.setting_drafter.runs_on_host
         has_rule = models.rule is not None
         graph = options.graph or "eager"
-        self.phases = RoundPhases.of(graph, models.config, drafts_on_host, has_rule, bool(models.grammars))
+        hosts = drafts_on_host, has_rule, bool(models.grammars), models.lookup is not None
+        self.phases = RoundPhases.of(graph, models.config, *hosts)
         self._options = options
         self._may_read_slices = models.may_read_slices
         self._device = torch.device(options.device or "cpu")
@@ -277,7 +294,13 @@ class Frames:
             dtype=self._options.dtype,
             has_grammars=bool(models.grammars),
         )
-        return Frame.of(shape, pools, models.drafter.zeros(bucket), models.setting_drafter.buffers(bucket))
+        return Frame.of(
+            shape,
+            pools,
+            models.drafter.zeros(bucket),
+            models.setting_drafter.buffers(bucket),
+            models.lookup is not None,
+        )
 
     def _capture(self, frame: Frame) -> None:
         """Capture this mode's graphs, while the frame has padded requests only."""

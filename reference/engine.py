@@ -1,5 +1,7 @@
 """The reference engine, whose round is draft, verify, draft-extend."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 import torch
@@ -25,6 +27,7 @@ from specsim.core.phases import (
     check_drafts,
 )
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.proposals import make_lookup
 from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
@@ -71,10 +74,13 @@ class Engine:
             self.target = like.target
             self.drafter = like.drafter
             self._setting_drafter = NoDrafter() if config.is_plain else like.drafter.with_config(self.config)
+            self._lookup = like._lookup and like._lookup.with_config(self.config)
         else:
             self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
-            self.drafter = make_drafter(pair.drafter, self.target, self.config, Placement(self.dtype))
+            make = partial(make_drafter, target=self.target, config=self.config, on=Placement(self.dtype))
+            self.drafter = make(pair.drafter)
             self._setting_drafter = self.drafter
+            self._lookup = make_lookup(pair, make, self.config)
         self._ahead = columns_ahead(self.drafter)
         self.options.check_draft_kv(config, self.drafter.kv_layout)
 
@@ -108,6 +114,8 @@ class Engine:
         allowed_B1V = stacked(allowed_first(batch, pools, self.grammars), batch.size)
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed_B1V)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
+        if self._lookup is not None:
+            self._lookup.drafter.forget(batch)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
@@ -146,11 +154,13 @@ class Engine:
         drafted = draft_input.narrowed(self.config.topk, self.config.num_steps)
         candidates = self._setting_drafter.propose(batch, drafted, pools)
         check_drafts(batch, candidates, self.dtype)
+        looked_up = self._lookup and self._lookup.look_up(batch, pools)
         pools.take_snapshot()
         reserve_tree(pools, rows, lengths, self.config, self._ahead)
         locations_BN = kv.tree_locations(batch, self.config, pools)
         bonus_tokens = draft_input.bonus_tokens
-        return tree.build(candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, batch.draft_steps)
+        roots = bonus_tokens, batch.seq_lens, locations_BN
+        return tree.build(candidates, *roots, self.config, batch.draft_steps, looked_up)
 
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
         """Run the target over the trees, verify the drafts, and commit the accepted path."""
@@ -190,3 +200,8 @@ class Engine:
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """Rewrite the drafter's KV of the accepted rows from the target's features, and make the next DraftInput."""
         return self.drafter.extend(batch, draft_extend_input, pools)
+
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        """Note that a request has ended with these tokens, its prompt_len prompt tokens first."""
+        for drafter in (self.drafter, *((self._lookup.drafter,) if self._lookup else ())):
+            drafter.finish(request_id, tokens, prompt_len)

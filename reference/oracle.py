@@ -6,7 +6,7 @@ lanes do. A verifier (specsim.reference.oracle_verify) accepts a path of drafts,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from specsim.core.kinds import KINDS, OWN
 from specsim.core.kv_buffer import KVFormat
 from specsim.core.verifiers import resolve
 from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_distribution, ranked
-from specsim.reference.oracle_draft import DraftNode, Path, select
+from specsim.reference.oracle_draft import DraftNode, Path, limits_of, proposed_nodes, select
 from specsim.reference.oracle_forward import in_dtype
 from specsim.reference.oracle_request import Draws, OracleRequest, next_logits
 from specsim.reference.oracle_verify import OracleDrafts, accepted
@@ -62,18 +62,20 @@ def generate(
     """Decode one request of a specsim.core.pair.Pair, with models in dtype and distributions in float64.
 
     formats: of the target's and the drafter's KV. token_drafter: a specsim.core.token_drafter.TokenDrafter in place of
-    the pair's drafter. draft_steps: most depth of a draft by round, after the last one from the first on again; ():
-    that of config.
+    the pair's drafter, or of its lookup where it has one. draft_steps: most depth of a draft by round, after the last
+    one from the first on again; (): that of config.
     """
     target = in_dtype(pair.target, dtype, formats[0])
     prompt_len = len(prompt_ids)
-    drafter = token_drafter
+    drafter = token_drafter if pair.lookup is None else None
     if drafter is None and not config.is_plain and pair.drafter is not None:
         drafter = in_dtype(pair.drafter, dtype, formats[1])
     max_len = config.max_len or target.config.max_position_embeddings
     if not 0 < prompt_len < max_len:
         raise InputError("prompt length", prompt_len, f"1 to {max_len - 1}, one less than max_len")
     request = OracleRequest(target, drafter, config, sampling, draws, prompt_len, max_len, grammar)
+    if pair.lookup is not None:
+        request = replace(request, lookup=token_drafter, least_match=getattr(pair.lookup, "least_match", 0))
 
     tokens = list(prompt_ids)
     rounds = []
@@ -98,6 +100,10 @@ def grow(request: OracleRequest, tokens: list[int], root: DraftNode, depth: int)
     """Grow all candidates of at most this depth below the root, none without a drafter."""
     if request.drafter is None:
         return []
+    if request.lookup is not None:
+        proposal = request.lookup.propose(0, tokens, limits_of(request))
+        if proposal.tokens and proposal.matched >= request.least_match:
+            return [node for node in proposed_nodes(proposal, root) if len(node.path) <= depth]
     kind = KINDS[request.draft_config.kind] if hasattr(request.drafter, "tensors") else OWN
     return [node for node in resolve(kind.oracle)(request, tokens, root, depth) if len(node.path) <= depth]
 

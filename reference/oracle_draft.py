@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from specsim.core.config import Score
-from specsim.core.token_drafter import TreeLimits
+from specsim.core.token_drafter import Proposal, TreeLimits
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
 from specsim.reference.oracle_forward import target_forward
 from specsim.reference.oracle_request import OracleRequest
@@ -58,11 +58,19 @@ def look_up(request: OracleRequest, tokens: list[int], root: DraftNode, depth: i
 
     A candidate counts at most its parent's score.
     """
+    return proposed_nodes(request.drafter.propose(0, tokens, limits_of(request)), root)
+
+
+def limits_of(request: OracleRequest) -> TreeLimits:
+    """Limits of a request's tree."""
     config = request.config
-    limits = TreeLimits(config.num_steps, config.num_draft_tokens - 1, config.topk)
-    proposal = request.drafter.propose(0, tokens, limits)
+    return TreeLimits(config.num_steps, config.num_draft_tokens - 1, config.topk)
+
+
+def proposed_nodes(proposal: Proposal, root: DraftNode) -> list[DraftNode]:
+    """Make the nodes of a proposal."""
     nodes: list[DraftNode] = []
-    for token, index, score in zip(*proposal, strict=True):
+    for token, index, score in zip(*proposal[:3], strict=True):
         parent = nodes[index] if index >= 0 else root
         score = score if index < 0 else min(score, parent.score)
         nodes.append(DraftNode((*parent.path, token), parent, 0, score, None, None, ()))

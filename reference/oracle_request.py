@@ -32,6 +32,8 @@ class OracleRequest:
     prompt_len: int
     max_len: int
     grammar: Any  # a specsim.core.grammar.Grammar, None if unconstrained
+    lookup: Any = None  # a token drafter beside one with weights, whose drafts count where `least_match` tokens match
+    least_match: int = 0
 
     @property
     def draft_config(self) -> Any:

@@ -155,13 +155,15 @@ def build(
     cache_locations: torch.Tensor,
     config: SpecConfig,
     draft_steps: torch.Tensor | None = None,
+    looked_up: ExplicitCandidates | None = None,
 ) -> VerifyInput:
     """Build each request's tree of its N-1 best candidates, or of all sampled drafts, below its bonus token.
 
     draft_steps: i32 [B], most depth of a node; None: num_steps. The tree is chosen among the candidates of that depth
     or less, as under a setting with those steps. Steps depend on no draft of the round and on no uniform that verifies
     it, so every verifier keeps its distribution. Where there are fewer candidates, the tree's last nodes are dead.
-    cache_locations: i64 [B, N], slot of column L + j. A node at or beyond max_len loses its slot.
+    cache_locations: i64 [B, N], slot of column L + j. A node at or beyond max_len loses its slot. looked_up: candidates
+    in place of the others, for the requests that have some.
     """
     steps_B = torch.full((len(bonus_tokens),), config.num_steps) if draft_steps is None else draft_steps
     steps_B = steps_B.clamp(0, config.num_steps).int()
@@ -174,7 +176,21 @@ def build(
     tree = lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)
     pool = replace(candidates, draft_prob=None)
     depth = tree.proposed_depth if isinstance(candidates, ExplicitCandidates) else steps_B
-    return replace(tree, candidates=pool, draft_prob=candidates.draft_prob, proposed_depth=depth)
+    tree = replace(tree, candidates=pool, draft_prob=candidates.draft_prob, proposed_depth=depth)
+    if looked_up is None:
+        return tree
+    other = build(looked_up, bonus_tokens, seq_lens, cache_locations, config, draft_steps)
+    return replace(_exchanged(tree, other, looked_up.num_alive > 0), looked_up=looked_up)
+
+
+def _exchanged(tree: VerifyInput, other: VerifyInput, is_other_B: torch.Tensor) -> VerifyInput:
+    """Take the trees of some requests from another value."""
+    tensors = {}
+    for name, value in tree.tensors.items():
+        if name != "draft_prob":
+            rows = is_other_B.repeat_interleave(len(value) // max(1, len(is_other_B)))
+            tensors[name] = torch.where(rows.view(-1, *[1] * (value.dim() - 1)), getattr(other, name), value)
+    return replace(tree, **tensors)
 
 
 Chosen = tuple[list[list[int]], list[list[int]]]  # of each request: candidates of its drafts, parents of its N nodes

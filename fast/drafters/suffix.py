@@ -77,7 +77,8 @@ def _better(
 def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: TreeLimits) -> Proposal:
     proposal: tuple[list[int], list[int], list[float]] = ([], [], [])
     tokens, parents, scores = proposal
-    deepest = path.length + limits.max_depth
+    matched = path.length
+    deepest = matched + limits.max_depth
     waiting: list[tuple[float, int, int, int, Path]] = []  # -probability, order of discovery, parent, token, path
     order = count()
     node = -1
@@ -97,7 +98,7 @@ def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: T
         parents.append(parent)
         scores.append(prob)
         node = len(tokens) - 1
-    return Proposal(*proposal)
+    return Proposal(*proposal, matched=matched)
 
 
 def make(drafter: SuffixConfig, target: Target, config: SpecConfig, on: Placement) -> StepDrafter:

@@ -310,10 +310,13 @@ def build(
     cache_locations: torch.Tensor,
     config: SpecConfig,
     draft_steps: torch.Tensor | None = None,
+    looked_up: ExplicitCandidates | None = None,
     *,
     out: VerifyInput | None = None,
 ) -> VerifyInput:
     """Build each request's tree of its N-1 best candidates, or of all in a chain or of sampled drafts.
+
+    looked_up: candidates in place of the others, for the requests that have some.
 
     draft_steps: i32 [B], the tree is chosen among candidates of at most that depth; None: num_steps. Where there are
     fewer than N-1, the tree's last nodes are dead. cache_locations: i64 [B, N], slot of column L + j. A node at or
@@ -322,7 +325,7 @@ def build(
     require_contiguous(**candidates.tensors)
     require_contiguous(bonus_tokens=bonus_tokens, seq_lens=seq_lens, cache_locations=cache_locations)
     empty = out or empty_tree(len(bonus_tokens), config.num_draft_tokens, bonus_tokens.device)
-    tree = replace(empty, **proposed(candidates))
+    tree = replace(empty, **proposed(candidates), looked_up=looked_up)
     if draft_steps is None:
         draft_steps = torch.full_like(bonus_tokens, config.num_steps)
     require_contiguous(draft_steps=draft_steps)
@@ -333,4 +336,7 @@ def build(
     else:
         lay_out = _build_lanes if config.topk == 1 or config.is_sampled else _build_tree
         lay_out(tree, candidates, roots, config)
+    if looked_up is not None:
+        write_explicit_nodes(tree, looked_up, roots, config, skips_empty=True)
+        write_links(tree, roots, config)
     return tree

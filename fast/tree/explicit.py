@@ -37,11 +37,12 @@ def _explicit_nodes_kernel(
     num_nodes,
     num_steps,
     LOG: tl.constexpr,
+    SKIPS_EMPTY: tl.constexpr,
     NODES: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Select and write the nodes of one request, dead ones last.
+    """Select and write the nodes of one request, dead ones last; with SKIPS_EMPTY, of one that has candidates.
 
     A candidate counts the lowest score on its path. draft_tokens first holds the chosen candidates.
     """
@@ -52,6 +53,8 @@ def _explicit_nodes_kernel(
     entry = request * num_nodes + node
     mask = node < num_nodes
     num_alive = tl.minimum(tl.load(candidate_ptrs.num_alive_ptr + request), num_candidates)
+    writes = (num_alive > 0) | (not SKIPS_EMPTY)
+    mask &= writes
     is_alive = index < num_alive
     candidates = request * num_candidates + index
     scores = tl.load(candidate_ptrs.scores_ptr + candidates, mask=is_alive, other=0.0)
@@ -71,7 +74,7 @@ def _explicit_nodes_kernel(
     count = tl.minimum(tl.sum(is_alive.to(tl.int32), axis=0), num_nodes - 1)
     is_selected, rank = selected(path_scores[None, :], is_alive[None, :], count)
     node_of = tl.reshape(tl.where(is_selected, 1 + rank, 0), [BLOCK])
-    tl.store(tree_ptrs.proposed_depth_ptr + request, tl.max(tl.where(node_of > 0, depth, 0), axis=0))
+    tl.store(tree_ptrs.proposed_depth_ptr + request, tl.max(tl.where(node_of > 0, depth, 0), axis=0), mask=writes)
     tl.store(tree_ptrs.draft_tokens_ptr + request * num_nodes + node_of, index.to(tl.int64), mask=node_of > 0)
     tl.debug_barrier()  # all are written before any is read, and read before tokens take their place
     is_draft = (node > 0) & (node <= count)
@@ -86,10 +89,15 @@ def _explicit_nodes_kernel(
 
 
 def write_explicit_nodes(
-    tree: VerifyInput, candidates: ExplicitCandidates, roots: RootTables, config: SpecConfig
+    tree: VerifyInput,
+    candidates: ExplicitCandidates,
+    roots: RootTables,
+    config: SpecConfig,
+    skips_empty: bool = False,
 ) -> None:
     """Write tokens, parents, scores and proposed depths of all nodes.
 
+    skips_empty: the nodes of requests without candidates stay as they are.
     Raises InputError for more candidates than one program ranks.
     """
     batch_size, num_candidates = candidates.tokens.shape
@@ -104,6 +112,7 @@ def write_explicit_nodes(
         num_nodes=config.num_draft_tokens,
         num_steps=config.num_steps,
         LOG=config.score == "logprob",
+        SKIPS_EMPTY=skips_empty,
         NODES=next_power_of_2(config.num_draft_tokens),
         BLOCK=block,
         num_warps=max(1, min(8, block // 64)),

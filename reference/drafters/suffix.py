@@ -101,7 +101,7 @@ def _grow(texts: Texts, last: list[int], budget: int, config: SuffixConfig, limi
         parents.append(parent)
         scores.append(prob)
         find(len(tokens) - 1, path, prob)
-    return Proposal(tokens, parents, scores)
+    return Proposal(tokens, parents, scores, matched=len(last))
 
 
 def _count(texts: Texts, path: list[int]) -> int:

@@ -242,10 +242,10 @@ class PairOptions(TreeOptions, DraftFieldOptions):
 
     def drafts_on_host(self, config: SpecConfig) -> bool:
         """Check whether the drafter runs on the host, between graphs."""
-        from specsim.models.load import is_token_drafter
+        from specsim.models.load import is_token_drafter, split_lookup
 
-        kind = self.drafter or DEFAULT
-        return is_token_drafter(kind) and KINDS.get(kind, OWN).drafts_on_host(config.topk)
+        kind, lookup = split_lookup(self.drafter or DEFAULT)
+        return lookup is not None or (is_token_drafter(kind) and KINDS.get(kind, OWN).drafts_on_host(config.topk))
 
     def acceptance(self) -> SyntheticAcceptance | None:
         """Make the schedule that decides the acceptance; None if the target decides it."""

@@ -1,6 +1,6 @@
 """An engine that switches settings between rounds, for serving and the checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,3 +97,6 @@ class AdaptiveEngine:
 
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         return self._engine.draft_extend(batch, draft_extend_input, pools)
+
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        self._widest_engine.finish(request_id, tokens, prompt_len)

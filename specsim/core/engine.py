@@ -4,6 +4,7 @@ The log probability of a token is NaN if, and only if, its row of logits holds N
 the host in any case. The scores of drafts are not, so that only what reads a round's states checks them.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -95,6 +96,10 @@ class Engine(Protocol):
 
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """Rewrite the drafter's KV of the accepted rows from the target's features, and make the next DraftInput."""
+        ...
+
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        """Note that a request has ended with these tokens, its prompt_len prompt tokens first."""
         ...
 
 

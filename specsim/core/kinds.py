@@ -5,7 +5,7 @@ needs none of them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specsim.core.verifiers import VERIFIER_KINDS, VERIFIER_OF
@@ -33,7 +33,8 @@ class ServedKind:
 class Variant:
     """A variant of a kind, which tests run too."""
 
-    differs_in: Literal["nothing", "mode", "tensors", "vocabulary"]  # from its kind; another vocabulary is bridged
+    # From its kind; another vocabulary is bridged, and beside a lookup some drafts are looked up.
+    differs_in: Literal["nothing", "mode", "tensors", "vocabulary", "lookup"]
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its config
     sampling_tests: tuple[str, ...] = ()  # as a record's
 
@@ -73,6 +74,11 @@ class DrafterKind:
     kv: Literal["own", "target", "none"] = "own"  # whose KV its drafts read
     sampling_tests: tuple[str, ...] = ()  # verifiers with which `specsim sampling-test` runs it besides EAGLE heads
     variants: Mapping[str, Variant] = field(default_factory=dict)  # by name
+
+    def tested_as(self, name: str) -> "DrafterKind":
+        """Return the record as that of a variant: what is looked up comes from the host, and is not drawn."""
+        is_beside = self.variant(name).differs_in == "lookup"
+        return replace(self, on_host="always", can_sample=False) if is_beside else self
 
     def variant(self, name: str) -> Variant:
         """Return the variant of this name, which may be the kind's own."""
@@ -136,6 +142,7 @@ _RECORDS = (
         trainer="specsim.training.eagle:build_eagle3",
         variants={
             "eagle3.1": Variant("tensors", dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), True)),
+            "eagle3+suffix": Variant("lookup"),
         },
         parallel=_EITHER,
     ),
@@ -274,7 +281,9 @@ SERVED: Mapping[str, ServedKind] = {kind.name: kind.served for kind in _RECORDS 
 TRAINABLE = tuple(kind.name for kind in _RECORDS if kind.trainer)
 DEFAULT = "eagle3"  # of commands and loads that name none
 # Kinds and their variants, each with the record of its kind.
-TESTED: Mapping[str, DrafterKind] = {name: kind for kind in _RECORDS for name in (kind.name, *kind.variants)}
+TESTED: Mapping[str, DrafterKind] = {
+    name: kind.tested_as(name) for kind in _RECORDS for name in (kind.name, *kind.variants)
+}
 # A token drafter of a user.
 OWN = DrafterKind(
     "own",

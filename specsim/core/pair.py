@@ -80,11 +80,11 @@ def _slices(
 AnyDrafter = DrafterCheckpoint | LookupConfig | TokenDrafter
 
 
-def runs_on_host(drafter: AnyDrafter | None, config: SpecConfig) -> bool:
-    """Check whether the fast implementation's draft phase is host code, which no graph captures."""
-    if config.is_plain or drafter is None:
+def runs_on_host(pair: "Pair", config: SpecConfig) -> bool:
+    """Check whether some of the fast implementation's draft phase is host code, which no graph captures."""
+    if config.is_plain or pair.drafter is None:
         return False
-    return record_of(drafter).drafts_on_host(config.topk)
+    return pair.lookup is not None or record_of(pair.drafter).drafts_on_host(config.topk)
 
 
 def kind_of(drafter: AnyDrafter | None) -> str:
@@ -122,10 +122,18 @@ class Pair:
     drafter: AnyDrafter | None  # None: plain decoding
     tokenizer: Any  # of the target, None where there is none
     name: str
+    # A drafter of tokens on the host, whose drafts take the place of the drafter's where it has some.
+    lookup: LookupConfig | TokenDrafter | None = None
+
+    def __post_init__(self) -> None:
+        if self.lookup is not None:
+            allowed = "a drafter that runs on the host, such as suffix, beside a drafter with weights"
+            is_possible = self.checkpoint is not None and record_of(self.lookup).on_host == "always"
+            require(is_possible, "lookup", kind_of(self.lookup), allowed)
 
     def with_drafter(self, drafter: AnyDrafter | None) -> "Pair":
         """Make the same target's pair with another drafter, such as a token drafter of your own."""
-        return replace(self, drafter=drafter, name=f"{self.name.partition(',')[0]}, {kind_of(drafter)}")
+        return replace(self, drafter=drafter, name=f"{self.name.partition(',')[0]}, {kind_of(drafter)}", lookup=None)
 
     @property
     def checkpoint(self) -> DrafterCheckpoint | None:
@@ -134,8 +142,8 @@ class Pair:
 
     @property
     def kind(self) -> str:
-        """Kind of the drafter: `none` without one, the class name of a user's own."""
-        return kind_of(self.drafter)
+        """Kind of the drafter: `none` without one, the class name of a user's own; with the lookup's after a plus."""
+        return kind_of(self.drafter) if self.lookup is None else f"{kind_of(self.drafter)}+{kind_of(self.lookup)}"
 
     @property
     def drafts(self) -> str:

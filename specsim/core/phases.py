@@ -210,6 +210,13 @@ class VerifyInput(State):
     # f32 [B, M, V], distribution of a node's children by target id, 0 at temperature 0; None where verify does not read
     # it
     draft_prob: torch.Tensor | None = None
+    # Of a lookup beside the drafter; the trees of requests that have some are chosen from them.
+    looked_up: ExplicitCandidates | None = None
+
+    def pool_of(self, request: int) -> Candidates | ExplicitCandidates | None:
+        """Return the candidates that a request's tree was chosen from."""
+        has_some = self.looked_up is not None and int(self.looked_up.num_alive[request]) > 0
+        return self.looked_up if has_some else self.candidates
 
     def live_parents(self, request: int) -> list[int]:
         """List the parents of a request's root and drafts, without the dead nodes at the tree's end."""

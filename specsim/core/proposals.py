@@ -1,7 +1,7 @@
-"""Drafter of an engine that asks a token drafter on the host, for reference and fast."""
+"""Drafter of an engine that asks a token drafter on the host, for reference and fast, alone or beside another one."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from math import isfinite
 from typing import Any, Self
@@ -11,7 +11,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.errors import InputError
-from specsim.core.pair import kind_of
+from specsim.core.pair import AnyDrafter, Pair, check_drafter, kind_of
 from specsim.core.phases import Batch, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.token_drafter import Proposal, TokenDrafter, TreeLimits
@@ -46,15 +46,23 @@ class ProposalDrafter(Drafter):
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
+        """Forget what was read of these requests before."""
+        self.forget(batch)
+        return super().seed(batch, prefill, next_tokens, features_RF, pools)
+
+    def forget(self, batch: Batch) -> None:
         """Forget what was read of these requests before, as another run may use the same ids."""
         for request_id in batch.request_ids.tolist():
             self._tokens.pop(request_id, None)
-        return super().seed(batch, prefill, next_tokens, features_RF, pools)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> ExplicitCandidates:
+        return self.look_up(batch, pools)
+
+    def look_up(self, batch: Batch, pools: KVPool, least_match: int = 0) -> ExplicitCandidates:
         """Collect the proposals of every request, on the host; a padded request has none.
 
-        Raises InputError for a proposal that is no tree within the limits.
+        least_match: a proposal that continues fewer tokens counts as none. Raises InputError for a proposal that is no
+        tree within the limits.
         """
         candidates = ExplicitCandidates.empty(batch.size, self._num_candidates)
         for index, (request_id, tokens) in enumerate(self._read(batch, pools)):
@@ -62,6 +70,8 @@ class ProposalDrafter(Drafter):
                 continue
             proposal = self._proposal(request_id, tokens)
             count = self._check(proposal)
+            if proposal.matched < least_match:
+                continue
             candidates.tokens[index, :count] = torch.tensor(proposal.tokens, dtype=torch.int64)
             candidates.parents[index, :count] = torch.tensor(proposal.parents, dtype=torch.int64)
             candidates.scores[index, :count] = torch.tensor(proposal.scores, dtype=torch.float32)
@@ -96,15 +106,16 @@ class ProposalDrafter(Drafter):
     def _proposal(self, request_id: int, tokens: list[int]) -> Proposal:
         """Ask the drafter, which may return a plain tuple of tokens, parents and scores."""
         proposal: Any = self.token_drafter.propose(request_id, tokens, self._limits)
-        if not (isinstance(proposal, tuple) and len(proposal) == 3):
+        if not (isinstance(proposal, tuple) and len(proposal) in (3, 4)):
             raise self._error(type(proposal).__name__, "a Proposal of tokens, parents and scores")
         with user_code(self._name, type(proposal).__name__, "lists of token ids, of parents' indices and of scores"):
-            tokens, parents, scores = (values[: len(values)] for values in proposal)  # no endless iterators
-            return Proposal([*map(operator.index, tokens)], [*map(operator.index, parents)], [*map(float, scores)])
+            tokens, parents, scores = (values[: len(values)] for values in proposal[:3])  # no endless iterators
+            lists = [*map(operator.index, tokens)], [*map(operator.index, parents)], [*map(float, scores)]
+            return Proposal(*lists, *map(operator.index, proposal[3:]))
 
     def _check(self, proposal: Proposal) -> int:
         """Count the candidates of a proposal, after a check that they form a tree within the limits."""
-        tokens, parents, scores = proposal
+        tokens, parents, scores, _ = proposal
         count = len(tokens)
         if not count == len(parents) == len(scores):
             counts = f"{count} tokens, {len(parents)} parents, {len(scores)} scores"
@@ -133,3 +144,32 @@ class ProposalDrafter(Drafter):
 
     def _error(self, value: str, allowed: str) -> InputError:
         return InputError(self._name, value, allowed)
+
+
+class Lookup:
+    """A token drafter beside a drafter with weights: its drafts take the place of the other's where it has some.
+
+    drafter: under the setting of the engine. least_match: tokens that its drafts have to continue.
+    """
+
+    def __init__(self, drafter: ProposalDrafter, least_match: int) -> None:
+        self.drafter = drafter
+        self._least_match = least_match
+
+    def with_config(self, config: SpecConfig) -> "Lookup | None":
+        """Make the lookup of another setting, with what has been read of requests in common; None without drafts."""
+        return None if config.is_plain else Lookup(self.drafter.with_config(config), self._least_match)
+
+    def look_up(self, batch: Batch, pools: KVPool) -> ExplicitCandidates:
+        """Collect the drafts of every request that take the place of the drafter's; on the host."""
+        return self.drafter.look_up(batch, pools, self._least_match)
+
+
+def make_lookup(pair: Pair, make: Callable[[AnyDrafter], Drafter], config: SpecConfig) -> Lookup | None:
+    """Make the lookup of a pair's engine; None without one, and in plain decoding."""
+    if pair.lookup is None or config.is_plain:
+        return None
+    check_drafter(pair.lookup, config)
+    drafter = make(pair.lookup)
+    assert isinstance(drafter, ProposalDrafter)
+    return Lookup(drafter, getattr(pair.lookup, "least_match", 0))

@@ -28,6 +28,7 @@ class Proposal(NamedTuple):
     tokens: Sequence[int]
     parents: Sequence[int]  # index of an earlier candidate, -1 for the root
     scores: Sequence[float]  # higher is better; a child counts at most its parent's
+    matched: int = 0  # last tokens of the text that the candidates continue, if the drafter knows it
 
 
 class TokenDrafter(Protocol):
@@ -100,3 +101,5 @@ class SuffixConfig(LookupConfig):
     min_prob: Probability = 0.1  # least estimated probability of a draft
     shared: bool = True  # a second tree holds the outputs of finished requests
     max_cached_requests: PositiveInteger = 10_000  # outputs in the shared tree; the oldest one leaves first
+    # Beside a drafter with weights: matched tokens from which its drafts take the place of the other's.
+    least_match: PositiveInteger = 4

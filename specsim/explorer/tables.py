@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def candidate_columns(states: RecordedStates, config: SpecConfig, decode: "Decode", row: int) -> dict[str, list[Any]]:
     """Make the columns of Round.drafts."""
-    candidates = states.verify_input.candidates
+    candidates = states.verify_input.pool_of(row)
     if candidates is None:
         return {name: [] for name in ("step", "parent", "token_id", "text", "score", "node")}
     parents, chosen = _chosen(candidates, config, row)
@@ -54,7 +54,7 @@ def _chosen(candidates: Candidates | ExplicitCandidates, config: SpecConfig, row
 
 def lane_candidates(states: RecordedStates, config: SpecConfig, row: int) -> list[list[int]]:
     """List the candidates whose lanes the drafter ran, best lane first, for each step; none without lanes."""
-    candidates = states.verify_input.candidates
+    candidates = states.verify_input.pool_of(row)
     if not isinstance(candidates, Candidates):
         return []
     blocks = candidates.parent_list[row, 1:].tolist()

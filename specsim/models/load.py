@@ -54,7 +54,9 @@ def load(
     draft_fields: fields for the drafter's config.json that are missing there or wrong.
     bridge_vocabularies: a language model with another vocabulary drafts the tokens that its target has too.
     parts: of safetensors, only the slices of one rank are read; an engine of that rank can run the pair.
+    "KIND+suffix", or a drafter of your own in place of suffix: where that one has drafts they are taken.
     """
+    drafter, lookup = split_lookup(drafter)
     if draft_fields is not None:
         require_type("draft_fields", draft_fields, Mapping, "a mapping of names to values")
     folders = _pair_folders(target, draft, drafter)
@@ -76,7 +78,20 @@ def load(
         loaded_drafter = replace(loaded_drafter, part=parts.drafter)
         loaded_drafter = _speaking(loaded_drafter, folders, checkpoint.config, bridge_vocabularies)
     tokenizer = LazyTokenizer(folders.target) if has_tokenizer(folders.target) else None
-    return Pair(checkpoint, loaded_drafter, tokenizer, folders.name)
+    if lookup is None:
+        return Pair(checkpoint, loaded_drafter, tokenizer, folders.name)
+    return Pair(checkpoint, loaded_drafter, tokenizer, f"{folders.name}+{lookup}", token_drafter(lookup))
+
+
+def split_lookup(drafter: str | None) -> tuple[str | None, str | None]:
+    """Split KIND+LOOKUP into the kind of a drafter with weights and the drafter beside it; None for no such drafter."""
+    kind, plus, lookup = (drafter or "").partition("+")
+    if not plus or kind not in KINDS:
+        return drafter, None
+    allowed = f"KIND+suffix or KIND+MODULE:NAME, KIND one of {', '.join(k for k in KINDS if KINDS[k].has_weights)}"
+    is_possible = KINDS[kind].has_weights and (":" in lookup or (lookup in KINDS and KINDS[lookup].on_host == "always"))
+    require(is_possible, "drafter", drafter, allowed)
+    return kind, lookup
 
 
 def load_shipped(drafter: str) -> Pair:
@@ -90,7 +105,7 @@ def load_config(
     drafter: str | None = None,
 ) -> ModelConfig:
     """Read the shape of the target that `load` would load, without weights."""
-    return read_target_config(_pair_folders(target, draft, drafter).target)
+    return read_target_config(_pair_folders(target, draft, split_lookup(drafter)[0]).target)
 
 
 def is_token_drafter(drafter: str | None) -> bool:

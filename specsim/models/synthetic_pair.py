@@ -16,6 +16,7 @@ from specsim.core.errors import require_choice
 from specsim.core.kinds import DEFAULT, TESTED
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
+from specsim.core.token_drafter import SuffixConfig
 from specsim.core.verifiers import resolve
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.checkpoint.vocabulary import bridge
@@ -63,9 +64,12 @@ def bridged_pair(pair: Pair, seed: int = 0) -> Pair:
     return replace(pair, drafter=bridge(other.drafter, pair.target.config, other.pairs, other.stand_in))
 
 
-def with_vocabulary_of(name: str, pair: Pair) -> Pair:
-    """Bridge a pair's language model to the target if the variant of this name has another vocabulary."""
-    return bridged_pair(pair) if TESTED[name].variant(name).differs_in == "vocabulary" else pair
+def as_variant(name: str, pair: Pair) -> Pair:
+    """Give a pair what is not in the config of the variant of this name: another vocabulary, or a lookup beside it."""
+    differs_in = TESTED[name].variant(name).differs_in
+    if differs_in == "lookup":
+        return replace(pair, lookup=SuffixConfig(shared=False, least_match=1), name=f"{pair.name}+suffix")
+    return bridged_pair(pair) if differs_in == "vocabulary" else pair
 
 
 # Llama 3.1's rotary scaling, for contexts as short as these pairs'.
@@ -116,4 +120,4 @@ def synthetic_pair(
     config = replace(synthetic.config(target.config, changed), **changed)
     drafter = DrafterCheckpoint(config, synthetic.weights(config, target, noise, generator))
     name = f"synthetic {kind} on {family}"
-    return with_vocabulary_of(kind, Pair(target=target, drafter=drafter, tokenizer=None, name=name))
+    return as_variant(kind, Pair(target=target, drafter=drafter, tokenizer=None, name=name))

@@ -191,7 +191,7 @@ class Runner:
 
     def finish(self, request: Request) -> None:
         """Tell the drafter that a request has ended, with its tokens."""
-        self._engine.drafter.finish(request.request_id, request.known_ids, len(request.prompt_ids))
+        self._engine.finish(request.request_id, request.known_ids, len(request.prompt_ids))
 
     def drop(self, requests: Sequence[Request]) -> None:
         """Remove requests from the batch by index.

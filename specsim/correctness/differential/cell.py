@@ -138,7 +138,7 @@ DEFAULTS = {name: values[0] for name, values in AXES.items()}
 def cell_of(setting: Mapping[str, Any]) -> Cell:
     """Make the cell of a setting; an axis that it does not name has its first value."""
     values = {**DEFAULTS, **EXTRA, **setting}
-    looked_up = not TESTED[values["kind"]].has_weights  # needs an output long enough to repeat itself
+    looked_up = TESTED[values["kind"]].on_host != "never"  # needs an output long enough to repeat itself
     prompts = _prompts(values["page_size"], values["batch"])
     config = _config(values, max(map(len, prompts)))
     values["num_draft_tokens"] = config.num_draft_tokens

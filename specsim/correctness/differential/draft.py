@@ -50,10 +50,13 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> bool:
     """
     config = request.config
     check = request.check
+    if request.states.reference.looked_up is not None:
+        looked_up = request.states.map(lambda tree: present("looked_up", tree.looked_up))
+        _compare_explicit(request.of(looked_up), "looked_up")
     if request.step.drafter.block_rows:
         return compare_slots(request)
     if isinstance(request.states.reference.candidates, ExplicitCandidates):
-        _compare_explicit(request)
+        _compare_explicit(candidates_of(request, ExplicitCandidates), "candidates")
         return True
     if config.is_plain:
         return True
@@ -81,16 +84,16 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> bool:
     return True
 
 
-def _compare_explicit(request: ComparedRequest[VerifyInput]) -> None:
+def _compare_explicit(candidates: ComparedRequest[ExplicitCandidates], state: str) -> None:
     """Require the same candidates, bit for bit: they follow from token ids alone."""
-    candidates = candidates_of(request, ExplicitCandidates)
+    check = candidates.check
     alive = candidates.field("num_alive")
-    request.check.same("candidates.num_alive", alive.reference, alive.fast)
+    check.same(f"{state}.num_alive", alive.reference, alive.fast)
     for name in ("tokens", "parents", "scores"):
         values = candidates.field(name).map(lambda entries: entries[: int(alive.reference)])
-        request.check.same(f"candidates.{name}", values.reference, values.fast)
-    request.check.tally.coverage["drafts"] += int(alive.reference)
-    request.check.tally.coverage["rounds without drafts"] += int(alive.reference) == 0
+        check.same(f"{state}.{name}", values.reference, values.fast)
+    check.tally.coverage["drafts"] += int(alive.reference)
+    check.tally.coverage["rounds without drafts"] += int(alive.reference) == 0
 
 
 def _level(candidates: ComparedRequest[Candidates], index: int) -> slice:
@@ -156,15 +159,17 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
     from specsim.reference.tree import MalformedTree, build
 
     fast = request.states.fast
-    candidates = present("candidates", fast.candidates)
     one = slice(request.index, request.index + 1)
-    chosen_from = replace(candidates, **{name: value[one] for name, value in candidates.tensors.items()})
+    pools = [
+        pool and replace(pool, **{name: value[one] for name, value in pool.tensors.items()})
+        for pool in (present("candidates", fast.candidates), fast.looked_up)
+    ]
     slots = request.slots(request.length + torch.arange(request.config.num_draft_tokens))
     root = request.states.reference.draft_tokens[one, 0]
     try:
         steps = request.step.batch.draft_steps[one]
         length = torch.tensor([request.length])
-        expected = build(chosen_from, root, length, slots[None], request.config, steps)
+        expected = build(pools[0], root, length, slots[None], request.config, steps, pools[1])
     except MalformedTree as error:
         raise Mismatch(PARENTS, "a tree", str(error)) from None
     for name, ours in expected.tensors.items():

@@ -69,11 +69,12 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
 
 
 def _token_drafter(pair: Pair, config: SpecConfig) -> Any:
-    """Make the reference's token drafter of the pair, None for one with weights."""
-    if pair.drafter is None or pair.checkpoint is not None:
+    """Make the reference's token drafter of the pair, alone or beside one with weights; None without one."""
+    drafter = pair.lookup or (pair.drafter if pair.checkpoint is None else None)
+    if drafter is None:
         return None
-    make = resolve(record_of(pair.drafter).reference)
-    return make(pair.drafter, pair.target, config, Placement(torch.float64)).token_drafter
+    make = resolve(record_of(drafter).reference)
+    return make(drafter, pair.target, config, Placement(torch.float64)).token_drafter
 
 
 def _script(cell: Cell) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from specsim.correctness.differential.drafter_grid import MODES, variants
 from specsim.models.load import load
 from specsim.models.synthetic.drafter import lookup_of
 from specsim.models.synthetic.wide_weights import SHAPE, language_model
-from specsim.models.synthetic_pair import synthetic_pair, with_vocabulary_of
+from specsim.models.synthetic_pair import as_variant, synthetic_pair
 from specsim.models.tiny_config import tiny_config
 
 _DRAFTERS = (*AXES["kind"], *COVERED)
@@ -99,7 +99,7 @@ def wide_pair(kind: str, family: str = "llama", window: int | None = None) -> Pa
     model = tiny_config(family, 1, window=window, **SHAPE)
     drafter = resolve(record.synthetic).wide(model, target, generator, fields)
     drafter = replace(drafter, config=replace(drafter.config, **fields))
-    return with_vocabulary_of(kind, Pair(target, drafter, tokenizer=None, name=f"wide {kind} on {family}"))
+    return as_variant(kind, Pair(target, drafter, tokenizer=None, name=f"wide {kind} on {family}"))
 
 
 def rounded(pair: Pair, dtype: torch.dtype) -> Pair:

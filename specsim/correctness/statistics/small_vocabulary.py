@@ -20,7 +20,7 @@ from specsim.core.verifiers import resolve
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.synthetic.drafter import lookup_of
 from specsim.models.synthetic.weights import CLASSES, DRAFT, HIDDEN, VOCAB, blank
-from specsim.models.synthetic_pair import with_vocabulary_of
+from specsim.models.synthetic_pair import as_variant
 
 KIND = "eagle"  # drafter of a test that names none
 EPS = 1e-6
@@ -67,7 +67,7 @@ class SmallVocabulary:
         else:
             drafter = lookup_of(record).small
         target = TargetCheckpoint(_CONFIG, self._target())
-        return with_vocabulary_of(kind, Pair(target, drafter, None, "small vocabulary"))
+        return as_variant(kind, Pair(target, drafter, None, "small vocabulary"))
 
     def _target(self) -> dict[str, torch.Tensor]:
         tensors = blank(target_layout(_CONFIG))
