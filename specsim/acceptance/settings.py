@@ -8,7 +8,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.display import short_setting
 from specsim.core.errors import InputError, require_choices
 from specsim.core.kinds import DEFAULT, KINDS, OWN
-from specsim.models.load import is_token_drafter
+from specsim.models.load import is_token_drafter, split_lookup
 
 PromptSet = Literal["prompts", "edits"]
 # Shipped drafters, in the order of tables.
@@ -37,9 +37,12 @@ class StudySetting:
         return f"T={self.temperature:g}" + (", edits" if self.prompt_set == "edits" else "")
 
     def __str__(self) -> str:
-        kind = KINDS.get(self.drafter)
-        title = kind.title if kind else self.drafter.rpartition(":")[2]  # the class of a drafter of your own
-        return f"{title} {short_setting(self.config)}"
+        return f"{'+'.join(map(_title, self.drafter.split('+')))} {short_setting(self.config)}"
+
+
+def _title(drafter: str) -> str:
+    """Name a kind as tables do, and a drafter of your own by its class."""
+    return KINDS[drafter].title if drafter in KINDS else drafter.rpartition(":")[2]
 
 
 def chain(num_drafts: int) -> SpecConfig:
@@ -54,18 +57,23 @@ def settings_of(drafter: str) -> Iterator[StudySetting]:
     """Give the settings of a drafter: a chain of 3 and a tree, greedy and sampled; more chains for some.
 
     A block drafter also has the chain of a whole block, and its tree is as deep. A drafter without weights runs on both
-    prompt sets. InputError for a name that `specsim accept` does not know.
+    prompt sets, alone or beside another one, which then runs on the edits alone, too. InputError for a name that
+    `specsim accept` does not know.
     """
-    if drafter not in KINDS and ":" not in drafter:
+    head, lookup = split_lookup(drafter)
+    if head not in KINDS and ":" not in drafter:
         raise InputError("drafter", drafter, " or ".join([*DRAFTERS, "MODULE:NAME"]))
     if drafter == DEFAULT:
         yield from (StudySetting(drafter, chain(num_drafts)) for num_drafts in (1, 2, 4, 5))
         yield StudySetting(drafter, chain(4), temperature=1.0)
-    sets: tuple[PromptSet, ...] = ("prompts", "edits") if is_token_drafter(drafter) else ("prompts",)
+    looks_up = lookup is not None or is_token_drafter(drafter)
+    sets: tuple[PromptSet, ...] = ("prompts", "edits") if looks_up else ("prompts",)
     for prompt_set in sets:
         for temperature in (0.0, 1.0):
-            for config in _configs(drafter):
+            for config in _configs(head or drafter):
                 yield StudySetting(drafter, config, temperature, prompt_set)
+                if head and lookup and prompt_set == "edits":
+                    yield StudySetting(head, config, temperature, prompt_set)
 
 
 def _configs(drafter: str) -> Iterator[SpecConfig]:

@@ -76,7 +76,7 @@ class AcceptOptions(DraftTreeOptions, ImplementationOptions, DraftFieldOptions, 
         require(len(names) <= 1, "drafter", ", ".join(names), "one drafter with --target")
         name = names[0] if names else None
         require(name != "none", "drafter", name, "a drafter: plain decoding has no drafts")
-        if name is None or name in KINDS or ":" in name:
+        if name is None or name.partition("+")[0] in KINDS or ":" in name:
             return name, self.draft
         if self.draft is not None:
             raise InputError("drafter", name, "a kind of drafter with --draft, which names the weights")
@@ -153,7 +153,7 @@ def accept_pair(options: AcceptOptions, target: str) -> None:
     from specsim.acceptance.files import read_record
     from specsim.acceptance.measured_pair import BATCH, measure_pair
     from specsim.acceptance.record_prediction import show_record
-    from specsim.models.load import is_token_drafter, load, load_config
+    from specsim.models.load import drafts_on_host, load, load_config
 
     config = pick(SpecConfig, options)
     require(not config.is_plain, "num_steps", config.num_steps, "at least 1: plain decoding has no drafts")
@@ -165,7 +165,7 @@ def accept_pair(options: AcceptOptions, target: str) -> None:
     check_png(options.plot)
     prompts = options.texts()
     kind, draft = options.drafter_and_weights()
-    engine_options = options.engine_options(config, drafts_on_host=is_token_drafter(kind))
+    engine_options = options.engine_options(config, drafts_on_host=drafts_on_host(kind, config))
     config.within(load_config(target, draft, kind).max_position_embeddings)
     pair = load(target, draft, kind, options.draft_fields())
     record = measure_pair(pair, prompts, config, sampling, engine_options, options.batch or BATCH, progress=True)

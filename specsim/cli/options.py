@@ -13,7 +13,7 @@ from specsim.cli.option_fields import common, option, option_fields, refuse_chan
 from specsim.core.config import PRESETS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require
 from specsim.core.json_schema import schema_name
-from specsim.core.kinds import DEFAULT, KINDS, OWN
+from specsim.core.kinds import DEFAULT, KINDS
 from specsim.core.limits import PageSize, StepCount, TreeTopk
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.verifiers import VERIFIER_KINDS, Verifier, one_of
@@ -242,10 +242,9 @@ class PairOptions(TreeOptions, DraftFieldOptions):
 
     def drafts_on_host(self, config: SpecConfig) -> bool:
         """Check whether the drafter runs on the host, between graphs."""
-        from specsim.models.load import is_token_drafter, split_lookup
+        from specsim.models.load import drafts_on_host
 
-        kind, lookup = split_lookup(self.drafter or DEFAULT)
-        return lookup is not None or (is_token_drafter(kind) and KINDS.get(kind, OWN).drafts_on_host(config.topk))
+        return drafts_on_host(self.drafter, config)
 
     def acceptance(self) -> SyntheticAcceptance | None:
         """Make the schedule that decides the acceptance; None if the target decides it."""

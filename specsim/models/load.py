@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specsim.core.arguments import check_arguments
+from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_type
-from specsim.core.kinds import DEFAULT, KINDS
+from specsim.core.kinds import DEFAULT, KINDS, OWN
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, kind_of
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
@@ -80,7 +81,8 @@ def load(
     tokenizer = LazyTokenizer(folders.target) if has_tokenizer(folders.target) else None
     if lookup is None:
         return Pair(checkpoint, loaded_drafter, tokenizer, folders.name)
-    return Pair(checkpoint, loaded_drafter, tokenizer, f"{folders.name}+{lookup}", token_drafter(lookup))
+    beside: Any = token_drafter(lookup)
+    return Pair(checkpoint, loaded_drafter, tokenizer, f"{folders.name}+{lookup}", beside)
 
 
 def split_lookup(drafter: str | None) -> tuple[str | None, str | None]:
@@ -92,6 +94,14 @@ def split_lookup(drafter: str | None) -> tuple[str | None, str | None]:
     is_possible = KINDS[kind].has_weights and (":" in lookup or (lookup in KINDS and KINDS[lookup].on_host == "always"))
     require(is_possible, "drafter", drafter, allowed)
     return kind, lookup
+
+
+def drafts_on_host(drafter: str | None, config: SpecConfig) -> bool:
+    """Check whether a drafter of this name drafts on the host, between graphs of the fast implementation."""
+    kind, lookup = split_lookup(drafter or DEFAULT)
+    if kind is None or lookup is not None:
+        return lookup is not None
+    return is_token_drafter(kind) and KINDS.get(kind, OWN).drafts_on_host(config.topk)
 
 
 def load_shipped(drafter: str) -> Pair:

@@ -20,7 +20,7 @@ from specsim.reference import verify as reference_verify
 from specsim.reference.tree import MalformedTree, build
 
 CONFIG = SpecConfig(topk=3, num_steps=3, num_draft_tokens=6, page_size=1, max_len=64)
-PRESENT = [name for name in VerifyInput.__dataclass_fields__ if name not in ("candidates", "draft_prob")]
+PRESENT = [name for name in VerifyInput.__dataclass_fields__ if name not in ("candidates", "draft_prob", "looked_up")]
 
 
 def explicit(rows: list[list[tuple[int, int, float]]], width: int) -> ExplicitCandidates:

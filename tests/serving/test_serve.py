@@ -13,6 +13,7 @@ from specsim import InputError, SamplingParams, SpecConfig
 from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import latency
+from specsim.core.pair import Pair
 from specsim.core.pool import KVPool
 from specsim.core.token_drafter import Proposal, SuffixConfig
 from specsim.correctness.invariance.modes import MODES, compare
@@ -260,10 +261,16 @@ def repeated_requests() -> list:
     return [*(request(number, PREFIX, 16, arrival=20 * number) for number in range(3)), sampled]
 
 
+def looked_up(pair, drafter):
+    """Make the pair with a drafter of tokens beside its own one."""
+    return replace(pair, lookup=drafter)
+
+
+@pytest.mark.parametrize("with_drafter", [Pair.with_drafter, looked_up])
 @pytest.mark.parametrize("make", [SuffixConfig, MostRecentEnd])
-def test_drafts_from_other_requests_are_replayed_solo(monkeypatch, make):
+def test_drafts_from_other_requests_are_replayed_solo(monkeypatch, make, with_drafter):
     """Rounds of a solo run without them would differ; with the drafts of each mode everything is compared."""
-    pair = PAIR.with_drafter(make())
+    pair = with_drafter(PAIR, make())
     config = SpecConfig(topk=1, num_steps=3, page_size=4)
 
     def compared():
@@ -280,7 +287,7 @@ def test_drafts_from_other_requests_are_replayed_solo(monkeypatch, make):
     alone = [
         difference
         for each in result.modes[0].served.requests
-        for difference in SoloRuns(PAIR.with_drafter(make()), config, torch.float64).compare([each]).differences
+        for difference in SoloRuns(with_drafter(PAIR, make()), config, torch.float64).compare([each]).differences
     ]
     assert any("accepted is" in each for each in alone)
     assert "solo runs repeat each mode's drafts" in " ".join(shown(result).split())

@@ -1,6 +1,7 @@
 """Comparison of the draft phase: the candidates of every level, and the tree selected from them."""
 
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +21,7 @@ from specsim.correctness.differential.ranking import (
 )
 from specsim.correctness.differential.step import ComparedRequest
 
+C = TypeVar("C", bound=Candidates | ExplicitCandidates)
 TOKENS = "candidates.tokens"
 SCORES = "candidates.scores"
 PARENTS = "candidates.parent_list"
@@ -160,16 +162,14 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
 
     fast = request.states.fast
     one = slice(request.index, request.index + 1)
-    pools = [
-        pool and replace(pool, **{name: value[one] for name, value in pool.tensors.items()})
-        for pool in (present("candidates", fast.candidates), fast.looked_up)
-    ]
+    candidates = _of_requests(present("candidates", fast.candidates), one)
+    looked_up = fast.looked_up and _of_requests(fast.looked_up, one)
     slots = request.slots(request.length + torch.arange(request.config.num_draft_tokens))
     root = request.states.reference.draft_tokens[one, 0]
     try:
         steps = request.step.batch.draft_steps[one]
         length = torch.tensor([request.length])
-        expected = build(pools[0], root, length, slots[None], request.config, steps, pools[1])
+        expected = build(candidates, root, length, slots[None], request.config, steps, looked_up)
     except MalformedTree as error:
         raise Mismatch(PARENTS, "a tree", str(error)) from None
     for name, ours in expected.tensors.items():
@@ -177,6 +177,11 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
         theirs = getattr(fast, name)[rows]
         ours = ours + request.nodes.start if name == "retrieve_index" else ours
         request.check.same(name, ours.view_as(theirs), theirs)
+
+
+def _of_requests(candidates: C, requests: slice) -> C:
+    """Take the candidates of some requests."""
+    return replace(candidates, **{name: value[requests] for name, value in candidates.tensors.items()})
 
 
 def _compare_selection(request: ComparedRequest[VerifyInput]) -> bool:

@@ -15,7 +15,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.kinds import OWN
-from specsim.core.pair import AnyDrafter, Pair, record_of
+from specsim.core.pair import Pair, record_of
 from specsim.core.settings import Settings
 from specsim.core.token_drafter import Proposal, SuffixConfig, TokenDrafter, TreeLimits
 from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
@@ -27,7 +27,8 @@ Proposals = dict[tuple[int, tuple[int, ...]], Proposal]  # by request id and the
 class RecordingDrafter:
     """A token drafter that keeps every proposal of another one."""
 
-    def __init__(self, drafter: TokenDrafter, proposals: Proposals) -> None:
+    def __init__(self, drafter: TokenDrafter, proposals: Proposals, least_match: int) -> None:
+        self.least_match = least_match
         self._drafter = drafter
         self._proposals = proposals
 
@@ -43,7 +44,8 @@ class RecordingDrafter:
 class ReplayingDrafter:
     """A token drafter that repeats recorded proposals, and has none after tokens that were not recorded."""
 
-    def __init__(self, proposals: Proposals) -> None:
+    def __init__(self, proposals: Proposals, least_match: int) -> None:
+        self.least_match = least_match
         self._proposals = proposals
 
     def propose(self, request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
@@ -53,20 +55,27 @@ class ReplayingDrafter:
         pass
 
 
-def may_share_drafts(drafter: AnyDrafter | None) -> bool:
+def may_share_drafts(pair: Pair) -> bool:
     """Check whether the drafts of a request may depend on other requests.
 
     They do with a tree of finished outputs, and may with a drafter of a user's own.
     """
+    drafter = pair.lookup or pair.drafter
     return drafter is not None and (record_of(drafter) is OWN or getattr(drafter, "shared", False))
 
 
 def recorded(pair: Pair, impl: str, proposals: Proposals) -> Pair:
     """Make the pair with a token drafter whose proposals are recorded; a suffix drafter is a new one."""
-    drafter: Any = pair.drafter
+    drafter: Any = pair.lookup or pair.drafter
+    least_match = getattr(drafter, "least_match", 0)
     if isinstance(drafter, SuffixConfig):
         drafter = import_module(f"specsim.{impl}.drafters.suffix").Suffix(drafter)
-    return pair.with_drafter(RecordingDrafter(drafter, proposals))
+    return _with_token_drafter(pair, RecordingDrafter(drafter, proposals, least_match))
+
+
+def _with_token_drafter(pair: Pair, drafter: TokenDrafter) -> Pair:
+    """Exchange the drafter of tokens, which drafts alone or beside one with weights."""
+    return pair.with_drafter(drafter) if pair.lookup is None else replace(pair, lookup=drafter)
 
 
 @dataclass(slots=True)
@@ -93,7 +102,8 @@ class ReplayedRuns:
     def compare(self, requests: Iterable[Request]) -> SoloComparison:
         """Compare every request with its solo runs."""
         first, second = tee(requests)
-        pair = self.pair.with_drafter(ReplayingDrafter(self.proposals))
+        least_match = getattr(self.pair.lookup or self.pair.drafter, "least_match", 0)
+        pair = _with_token_drafter(self.pair, ReplayingDrafter(self.proposals, least_match))
         replaying = SoloRuns(pair, self.config, self.dtype, self.options, settings=self.settings)
         replayed = replaying.compare(first)
         greedy = [request for request in second if request.params.temperature == 0 and self.config.penalties == "exact"]
