@@ -206,7 +206,7 @@ class DraftFieldOptions:
 class PairOptions(TreeOptions, DraftFieldOptions):
     """A target and its drafter, trained or with random weights, and the acceptance of its drafts."""
 
-    # Drafter: {names}, MODULE:NAME of your own, or none, which is plain decoding.
+    # Drafter: {names}, MODULE:NAME of your own, KIND+suffix for both, or none, which is plain decoding.
     drafter: Annotated[
         str | None,
         common(

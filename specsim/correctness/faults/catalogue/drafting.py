@@ -18,6 +18,16 @@ FAULTS = (
         trial=Trial("differential", TREE | dict(page_size=1)),
     ),
     Fault(
+        name="nothing-looked-up-empties-trees",
+        source="vllm-project/vllm#39273, where a request without drafts of its own was taken for one with some",
+        operation="tree",
+        cause="a request for which nothing is looked up gets a tree without drafts in place of the drafter's",
+        symptom="tokens stay right; rounds of texts that do not repeat accept nothing",
+        fields=("draft_tokens", "parents"),
+        edits={"specsim.fast.tree.construction": "roots, config, skips_empty=[-True-]{+False+})"},
+        trial=Trial("differential", TREE | dict(kind="eagle3+suffix")),
+    ),
+    Fault(
         name="draft-kv-not-reparented",
         source="sgl-project/sglang#7523",
         operation="drafting",
