@@ -57,7 +57,7 @@ def settings_of(drafter: str) -> Iterator[StudySetting]:
     """Give the settings of a drafter: a chain of 3 and a tree, greedy and sampled; more chains for some.
 
     A block drafter also has the chain of a whole block, and its tree is as deep. A drafter without weights runs on both
-    prompt sets, alone or beside another one, which then runs on the edits alone, too. InputError for a name that
+    prompt sets, alone or next to another one, which then runs on the edits alone, too. InputError for a name that
     `specsim accept` does not know.
     """
     head, lookup = split_lookup(drafter)

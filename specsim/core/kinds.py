@@ -33,7 +33,7 @@ class ServedKind:
 class Variant:
     """A variant of a kind, which tests run too."""
 
-    # From its kind; another vocabulary is bridged, and beside a lookup some drafts are looked up.
+    # From its kind; another vocabulary is bridged, and next to a lookup some drafts are looked up.
     differs_in: Literal["nothing", "mode", "tensors", "vocabulary", "lookup"]
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its config
     sampling_tests: tuple[str, ...] = ()  # as a record's
@@ -72,13 +72,13 @@ class DrafterKind:
     synthetic: str = ""
     trainer: str = ""  # function of the target, a text and TrainingOptions that builds an untrained drafter
     kv: Literal["own", "target", "none"] = "own"  # whose KV its drafts read
-    sampling_tests: tuple[str, ...] = ()  # verifiers with which `specsim sampling-test` runs it besides EAGLE heads
+    sampling_tests: tuple[str, ...] = ()  # verifiers with which `specsim sampling-test` runs it next tos EAGLE heads
     variants: Mapping[str, Variant] = field(default_factory=dict)  # by name
 
     def tested_as(self, name: str) -> "DrafterKind":
         """Return the record as that of a variant: what is looked up comes from the host, and is not drawn."""
-        is_beside = self.variant(name).differs_in == "lookup"
-        return replace(self, on_host="always", can_sample=False) if is_beside else self
+        is_lookup = self.variant(name).differs_in == "lookup"
+        return replace(self, on_host="always", can_sample=False) if is_lookup else self
 
     def variant(self, name: str) -> Variant:
         """Return the variant of this name, which may be the kind's own."""

@@ -127,7 +127,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         if self.lookup is not None:
-            allowed = "a drafter that runs on the host, such as suffix, beside a drafter with weights"
+            allowed = "a drafter that runs on the host, such as suffix, next to a drafter with weights"
             is_possible = self.checkpoint is not None and record_of(self.lookup).on_host == "always"
             require(is_possible, "lookup", kind_of(self.lookup), allowed)
 

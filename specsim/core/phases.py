@@ -210,7 +210,7 @@ class VerifyInput(State):
     # f32 [B, M, V], distribution of a node's children by target id, 0 at temperature 0; None where verify does not read
     # it
     draft_prob: torch.Tensor | None = None
-    # Of a lookup beside the drafter; the trees of requests that have some are chosen from them.
+    # Of a lookup next to the drafter; the trees of requests that have some are chosen from them.
     looked_up: ExplicitCandidates | None = None
 
     def pool_of(self, request: int) -> Candidates | ExplicitCandidates | None:

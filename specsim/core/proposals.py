@@ -1,4 +1,4 @@
-"""Drafter of an engine that asks a token drafter on the host, for reference and fast, alone or beside another one."""
+"""Drafter of an engine that asks a token drafter on the host, alone or next to another drafter."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -146,8 +146,8 @@ class ProposalDrafter(Drafter):
         return InputError(self._name, value, allowed)
 
 
-class Lookup:
-    """A token drafter beside a drafter with weights: its drafts take the place of the other's where it has some.
+class DraftLookup:
+    """A token drafter next to a drafter with weights: its drafts, if any, take the place of those.
 
     drafter: under the setting of the engine. least_match: tokens that its drafts have to continue.
     """
@@ -156,20 +156,20 @@ class Lookup:
         self.drafter = drafter
         self._least_match = least_match
 
-    def with_config(self, config: SpecConfig) -> "Lookup | None":
+    def with_config(self, config: SpecConfig) -> "DraftLookup | None":
         """Make the lookup of another setting, with what has been read of requests in common; None without drafts."""
-        return None if config.is_plain else Lookup(self.drafter.with_config(config), self._least_match)
+        return None if config.is_plain else DraftLookup(self.drafter.with_config(config), self._least_match)
 
     def look_up(self, batch: Batch, pools: KVPool) -> ExplicitCandidates:
-        """Collect the drafts of every request that take the place of the drafter's; on the host."""
+        """Collect each request's drafts that take the place of the other drafter's, on the host."""
         return self.drafter.look_up(batch, pools, self._least_match)
 
 
-def make_lookup(pair: Pair, make: Callable[[AnyDrafter], Drafter], config: SpecConfig) -> Lookup | None:
+def make_lookup(pair: Pair, make: Callable[[AnyDrafter], Drafter], config: SpecConfig) -> DraftLookup | None:
     """Make the lookup of a pair's engine; None without one, and in plain decoding."""
     if pair.lookup is None or config.is_plain:
         return None
     check_drafter(pair.lookup, config)
     drafter = make(pair.lookup)
     assert isinstance(drafter, ProposalDrafter)
-    return Lookup(drafter, getattr(pair.lookup, "least_match", 0))
+    return DraftLookup(drafter, getattr(pair.lookup, "least_match", 0))

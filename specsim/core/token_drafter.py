@@ -101,5 +101,5 @@ class SuffixConfig(LookupConfig):
     min_prob: Probability = 0.1  # least estimated probability of a draft
     shared: bool = True  # a second tree holds the outputs of finished requests
     max_cached_requests: PositiveInteger = 10_000  # outputs in the shared tree; the oldest one leaves first
-    # Beside a drafter with weights: matched tokens from which its drafts take the place of the other's.
+    # Next to a drafter with weights: matched tokens from which its drafts take the place of the other's.
     least_match: PositiveInteger = 4

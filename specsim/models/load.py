@@ -81,12 +81,12 @@ def load(
     tokenizer = LazyTokenizer(folders.target) if has_tokenizer(folders.target) else None
     if lookup is None:
         return Pair(checkpoint, loaded_drafter, tokenizer, folders.name)
-    beside: Any = token_drafter(lookup)
-    return Pair(checkpoint, loaded_drafter, tokenizer, f"{folders.name}+{lookup}", beside)
+    other: Any = token_drafter(lookup)
+    return Pair(checkpoint, loaded_drafter, tokenizer, f"{folders.name}+{lookup}", other)
 
 
 def split_lookup(drafter: str | None) -> tuple[str | None, str | None]:
-    """Split KIND+LOOKUP into the kind of a drafter with weights and the drafter beside it; None for no such drafter."""
+    """Split KIND+LOOKUP into the kind of a drafter with weights and the drafter next to it, if any."""
     kind, plus, lookup = (drafter or "").partition("+")
     if not plus or kind not in KINDS:
         return drafter, None

@@ -65,7 +65,7 @@ def bridged_pair(pair: Pair, seed: int = 0) -> Pair:
 
 
 def as_variant(name: str, pair: Pair) -> Pair:
-    """Give a pair what is not in the config of the variant of this name: another vocabulary, or a lookup beside it."""
+    """Give a pair what a variant has outside its config: another vocabulary, or a lookup next to its drafter."""
     differs_in = TESTED[name].variant(name).differs_in
     if differs_in == "lookup":
         return replace(pair, lookup=SuffixConfig(shared=False, least_match=1), name=f"{pair.name}+suffix")

@@ -1,4 +1,4 @@
-"""A drafter of tokens beside one with weights: its drafts take the other's place where it has some."""
+"""A drafter of tokens next to one with weights: its drafts take the other's place where it has some."""
 
 from dataclasses import replace
 
@@ -101,7 +101,7 @@ def test_only_a_drafter_on_the_host_looks_up(name):
     assert error.value.name == "drafter"
 
 
-def test_a_pair_refuses_a_lookup_that_cannot_be_beside_it():
+def test_a_pair_refuses_a_lookup_that_cannot_go_with_it():
     for drafter, lookup in ((PAIR.drafter, NgramConfig()), (SuffixConfig(), SuffixConfig()), (None, SuffixConfig())):
         with pytest.raises(InputError) as error:
             replace(PAIR, drafter=drafter, lookup=lookup)
@@ -115,7 +115,7 @@ def test_what_is_looked_up_is_not_sampled():
     assert error.value.name == "verifier"
 
 
-def test_a_name_gives_a_drafter_and_a_lookup_beside_it(tmp_path):
+def test_a_name_gives_a_drafter_and_a_lookup(tmp_path):
     file = tmp_path / "same.py"
     file.write_text(
         "class Same:\n"

@@ -262,7 +262,7 @@ def repeated_requests() -> list:
 
 
 def looked_up(pair, drafter):
-    """Make the pair with a drafter of tokens beside its own one."""
+    """Make the pair with a drafter of tokens next to its own one."""
     return replace(pair, lookup=drafter)
 
 

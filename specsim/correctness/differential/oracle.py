@@ -69,7 +69,7 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
 
 
 def _token_drafter(pair: Pair, config: SpecConfig) -> Any:
-    """Make the reference's token drafter of the pair, alone or beside one with weights; None without one."""
+    """Make the reference's token drafter of the pair, alone or next to one with weights; None without one."""
     drafter = pair.lookup or (pair.drafter if pair.checkpoint is None else None)
     if drafter is None:
         return None

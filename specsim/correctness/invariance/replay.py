@@ -74,7 +74,7 @@ def recorded(pair: Pair, impl: str, proposals: Proposals) -> Pair:
 
 
 def _with_token_drafter(pair: Pair, drafter: TokenDrafter) -> Pair:
-    """Exchange the drafter of tokens, which drafts alone or beside one with weights."""
+    """Exchange the drafter of tokens, which drafts alone or next to one with weights."""
     return pair.with_drafter(drafter) if pair.lookup is None else replace(pair, lookup=drafter)
 
 
