@@ -15,11 +15,11 @@ def numbers(text: str) -> list[float]:
     return [float(each) for each in NUMBER.findall(text)]
 
 
-# Every published table is calibrated again, which takes longer than all the others together.
-SIX_CELLS = pytest.param("six-cells", marks=pytest.mark.whole)
+# Published tables are calibrated again, which takes longer than all else; tests/simulator calibrates some of them.
+CALIBRATED = [pytest.param(name, marks=pytest.mark.whole) for name in ("six-cells", "left-out")]
 
 
-@pytest.mark.parametrize("name", [SIX_CELLS, "left-out", "speed-ups", "choices", "profiles", "identities"])
+@pytest.mark.parametrize("name", [*CALIBRATED, "speed-ups", "choices", "profiles", "identities"])
 def test_a_table_is_that_of_its_figures(name):
     kept = PAGE.split(f"<!-- {name} -->\n")[1].split(f"<!-- /{name} -->")[0].strip()
     made = CODE_REGIONS[name]()

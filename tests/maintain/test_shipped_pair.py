@@ -264,6 +264,7 @@ def test_first_bytes_are_whole_files():
     assert list(first_bytes(documents, None)) == documents
 
 
+@pytest.mark.whole  # tests/training trains every kind
 def test_smoke_trains_a_loadable_pair(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [
