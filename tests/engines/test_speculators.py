@@ -1,17 +1,26 @@
-"""Heads in the layout of speculators: its classes read ours, and we read what they save."""
+"""Heads in the layout of speculators: its classes read ours, we read what they save, and both draft alike."""
 
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from specsim.core.pair import Pair
+from specsim.correctness.parity import PrefillScene, Tokens
 from specsim.models.checkpoint import load_drafter
 from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.convert import convert
 from specsim.models.shipped import TINY
 from specsim.models.synthetic_pair import synthetic_pair
 
+TARGET = synthetic_pair("eagle3", num_layers=6).target
+TABLES = {"embed_tokens": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}
+TOKENS = Tokens((5, 9, 31, 7, 9, 22, 3), 11)
+# Phases whose rows make the first drafts; of P-EAGLE all of them, each in a call of its own.
+DRAFTING = {"eagle3": "extend", "p-eagle": "extend", "dflash": "draft1", "dspark": "draft1"}
 CLASSES = {
     "eagle3": "Eagle3DraftModel",
     "p-eagle": "PEagleDraftModel",
@@ -52,7 +61,36 @@ def saved(engine_python, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_heads_that_it_saves_load_without_options(kind, saved):
     """Ids of features name inputs, as its own code reads them."""
-    target = synthetic_pair("eagle3", num_layers=6).target.config
-    head = load_drafter(saved / kind, target)
+    head = load_drafter(saved / kind, TARGET.config)
     assert head.config.feature_layers == (1, 3, 5)
     assert set(drafter_layout(head.config).required) <= set(head.tensors)
+
+
+@pytest.fixture(scope="module")
+def logits(engine_python, saved) -> dict[str, torch.Tensor]:
+    """Logits of the first drafts after a prompt, by kind, as speculators computes them."""
+    features = scene("eagle3", saved).trace()["target/features"].contiguous()
+    tables = {name: TARGET.tensors[key].double() for name, key in TABLES.items()}
+    tokens = {"token_ids": torch.tensor(TOKENS.ids), "next_token": torch.tensor([TOKENS.next_id])}
+    save_file({"features": features, **tables, **tokens}, saved / "scene.safetensors")
+    speculators(engine_python, "run", saved)
+    return {kind: load_file(saved / f"{kind}.safetensors")["logits"] for kind in CLASSES}
+
+
+def scene(kind: str, saved: Path) -> PrefillScene:
+    """Run the reference over the prompt, with a head that speculators saved."""
+    pair = Pair(TARGET, load_drafter(saved / kind, TARGET.config), None, kind)
+    return PrefillScene(pair, TOKENS, torch.float64)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_reference_drafts_with_its_logits(kind, saved, logits):
+    """Norms and angles of speculators are float32, so that the logits differ by some 1e-7 of their size."""
+    ours = [
+        tensor
+        for name, tensor in scene(kind, saved).trace().items()
+        if name.endswith("/lm_head") and name.startswith(DRAFTING[kind])
+    ]
+    theirs = logits[kind]
+    assert torch.cat(ours).shape == theirs.shape
+    assert float((torch.cat(ours) - theirs).abs().max()) < 1e-6 * float(theirs.abs().max())
