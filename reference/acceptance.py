@@ -154,6 +154,39 @@ def multi_round(
             return Accepted(path, inverse_cdf(prob_V, final_uniform))
 
 
+def recursive(
+    tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: list[float], final_uniform: float
+) -> Accepted:
+    """Recursive rejection (arXiv 2402.14160) of siblings drawn from their parent's q without replacement.
+
+    Siblings are tried in the order of their draws. x is accepted if uniforms[its node] · q(x) < p(x). After a rejection
+    p becomes relu(p - q), normalised; then q loses x and is normalised. Where q has fewer tokens than there are
+    siblings, the last ones find q(x) = 0 and are rejected. The bonus is drawn from the last p.
+    """
+    path = [0]
+    while True:
+        prob_V = prob_NV[path[-1]]
+        draft_prob_V = draft_prob_NV[path[-1]]
+        for child in tree.acceptable_children(path):
+            token = tree.tokens[child]
+            if draft_prob_V[token] > 0 and uniforms[child] * float(draft_prob_V[token]) < float(prob_V[token]):
+                path.append(child)
+                break
+            prob_V = residual(prob_V, draft_prob_V)
+            prob_V = prob_V / prob_V.sum()
+            draft_prob_V = without(draft_prob_V, token)
+        else:
+            return Accepted(path, inverse_cdf(prob_V, final_uniform))
+
+
+def without(draft_prob_V: torch.Tensor, token: int) -> torch.Tensor:
+    """Distribution q without a token, normalised, or 0 everywhere where no other token has mass."""
+    weight_V = draft_prob_V.clone()
+    weight_V[token] = 0.0
+    mass = weight_V.sum()
+    return weight_V / mass if bool(mass > 0) else weight_V
+
+
 def gumbel(tree: Tree, prob_NV: torch.Tensor, noise_WV: torch.Tensor) -> Accepted:
     """Gumbel-max coupling (arXiv 2408.07978), which accepts drafts while they are the target's tokens.
 

@@ -78,11 +78,13 @@ def sampled(
     uniforms_RK: torch.Tensor | None,
     noise_RV: torch.Tensor | None = None,
     score: Score = "prob",
+    is_distinct: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw drafts x ~ q: (scores f32 [R, K], x i64 [R, K]).
 
     Each draft has a uniform, or is argmax(log q + noise). A score is q(x), or log q(x). No x with q(x) = 0 is drawn. A
-    row whose q is 0 or NaN keeps `best`, the result of draft_topk. Drafts drawn with uniforms may be equal.
+    row whose q is 0 or NaN keeps `best`, the result of draft_topk. Drafts drawn with uniforms may be equal, unless they
+    are distinct.
     """
     best_scores, best_ids = best
     topk_scores = best_scores.clone()
@@ -91,12 +93,26 @@ def sampled(
         if draft_prob_V.sum() > 0:
             ids = []
             if uniforms_RK is not None:
-                ids = [inverse_cdf(draft_prob_V.double(), uniform) for uniform in uniforms_RK[row].tolist()]
+                ids = drawn(draft_prob_V.double(), uniforms_RK[row].tolist(), is_distinct)
             elif noise_RV is not None:
                 ids = [int(argmax(draft_prob_V.double().log() + noise_RV[row]))]
             target_ids[row] = torch.tensor(ids)
             topk_scores[row] = draft_prob_V[ids] if score == "prob" else draft_prob_V[ids].log()
     return topk_scores, target_ids
+
+
+def drawn(draft_prob_V: torch.Tensor, uniforms: list[float], is_distinct: bool) -> list[int]:
+    """Draw a draft from q with each uniform.
+
+    Distinct drafts are drawn without replacement: x_i from q without x_1, ..., x_(i-1), normalised. Where that has no
+    mass, as q has fewer tokens than drafts, x_i is drawn from q again, and verification rejects it.
+    """
+    ids: list[int] = []
+    for uniform in uniforms:
+        rest_V = draft_prob_V.clone()
+        rest_V[ids if is_distinct else []] = 0.0
+        ids.append(inverse_cdf(rest_V if bool(rest_V.sum() > 0) else draft_prob_V, uniform))
+    return ids
 
 
 def draft(
@@ -114,7 +130,9 @@ def draft(
         noise_RV = token_noise(*names, root_lens + depth + 1, vocab_size)
         return RowDrafts(*sampled(best, draft_prob_RV, None, noise_RV, config.score), None)
     uniforms_BK = draft_uniforms(*names, root_lens, depth, config.topk)
-    return RowDrafts(*sampled(best, draft_prob_RV, uniforms_BK.view(-1, count), score=config.score), draft_prob_RV)
+    is_distinct = config.verifier_kind.drafts == "distinct" and depth == 0  # deeper drafts have parents of their own
+    drafts = sampled(best, draft_prob_RV, uniforms_BK.view(-1, count), score=config.score, is_distinct=is_distinct)
+    return RowDrafts(*drafts, draft_prob_RV)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ def _lanes(request: OracleRequest, tokens: list[int], slots_SH: torch.Tensor, ro
             draft_prob_V = None
             if request.draws_drafts:
                 draft_prob_V = draft_distribution(request, request.drafter, logits)
-                token = drawn(request, draft_prob_V, len(tokens) - 1, depth, lane)
+                token = drawn(request, draft_prob_V, len(tokens) - 1, depth, range(lane + 1))[lane]
                 prob = draft_prob_V[token].float()
                 token_score = prob if config.score == "prob" else prob.log()
             else:

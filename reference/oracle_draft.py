@@ -99,7 +99,7 @@ def draft_lanes(request: OracleRequest, tokens: list[int], root: DraftNode, last
             if request.draws_drafts:
                 draft_prob_V = draft_distribution(request, drafter, logits)
                 depth = len(parent.path)
-                ids = [drawn(request, draft_prob_V, len(tokens) - 1, depth, lane + i) for i in range(count)]
+                ids = drawn(request, draft_prob_V, len(tokens) - 1, depth, range(lane, lane + count))
                 prob_K = draft_prob_V[ids].float()
                 own_scores_K = prob_K if config.score == "prob" else prob_K.log()
             else:
@@ -148,11 +148,22 @@ def target_ids(drafter: SimpleNamespace, count: int) -> torch.Tensor:
     return torch.arange(count) + drafter.tensors.get("d2t", torch.zeros(count, dtype=torch.int64))
 
 
-def drawn(request: OracleRequest, draft_prob_V: torch.Tensor, root_len: int, depth: int, lane: int) -> int:
-    """Draw a child of a node of that depth, by a uniform or by the noise of the target's token."""
-    if request.config.verifier_kind.is_coupled:
-        return ranked(draft_prob_V.log() + request.draws.noise(root_len + depth + 1))[0]
-    return inverse_cdf(draft_prob_V, request.draws.uniform("DRAFT", root_len, depth, lane))
+def drawn(request: OracleRequest, draft_prob_V: torch.Tensor, root_len: int, depth: int, lanes: range) -> list[int]:
+    """Draw the children of a node of that depth in these lanes, by a uniform or by the noise of the target's token.
+
+    Distinct ones below the root are drawn from the tokens that are left; where none is left, from all.
+    """
+    kind = request.config.verifier_kind
+    ids = []
+    for lane in lanes:
+        left_V = draft_prob_V.clone()
+        left_V[ids if kind.drafts == "distinct" and depth == 0 else []] = 0.0
+        if kind.is_coupled:
+            ids.append(ranked(draft_prob_V.log() + request.draws.noise(root_len + depth + 1))[0])
+        else:
+            uniform = request.draws.uniform("DRAFT", root_len, depth, lane)
+            ids.append(inverse_cdf(left_V if left_V.any() else draft_prob_V, uniform))
+    return ids
 
 
 def select(pool: list[DraftNode], count: int) -> list[DraftNode]:

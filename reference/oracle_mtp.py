@@ -121,6 +121,6 @@ def drafts(
     if not request.draws_drafts:
         return *draft_topk(drafter, logits, config.topk, config.score), None
     draft_prob_V = draft_distribution(request, drafter, logits)
-    ids = [drawn(request, draft_prob_V, root_len, depth, lane) for lane in range(config.topk)]
+    ids = drawn(request, draft_prob_V, root_len, depth, range(config.topk))
     prob_K = draft_prob_V[ids].float()
     return ids, prob_K if config.score == "prob" else prob_K.log(), draft_prob_V

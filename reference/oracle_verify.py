@@ -101,6 +101,26 @@ def multi_round(drafts: OracleDrafts, node: DraftNode, config: SpecConfig) -> St
     return drafts.bonus(prob_V)
 
 
+@by_steps
+def recursive(drafts: OracleDrafts, node: DraftNode, config: SpecConfig) -> Step:
+    """Take the first child x with its u · q(x) < p(x), q being what the children before it left of the proposal.
+
+    After each rejection p becomes the residual distribution. A child of which nothing was left is rejected.
+    """
+    prob_V = drafts.prob(node)
+    tried: list[int] = []
+    for child in drafts.children(node):
+        draft_prob_V = child.proposal.clone()
+        draft_prob_V[tried] = 0.0
+        if draft_prob_V.any():
+            draft_prob_V = draft_prob_V / draft_prob_V.sum() if tried else draft_prob_V
+            if drafts.uniform("ACCEPT", len(node.path), child.lane) * draft_prob_V[child.token] < prob_V[child.token]:
+                return child
+            prob_V = residual(prob_V, draft_prob_V)
+        tried.append(child.token)
+    return drafts.bonus(prob_V)
+
+
 def block(drafts: OracleDrafts, config: SpecConfig) -> Path:
     """Take the longest prefix of the chain whose uniform is below h_i.
 

@@ -219,13 +219,13 @@ def _draw_kernel(
     step_ptr,
     slots_ptr,
     d2t_ptr,
-    topk_scores_ptr,
-    topk_index_ptr,
+    drafts,
     moments_ptr,
     num_lanes,
     num_drafts,
     vocab_size,
     LOG: tl.constexpr,
+    DISTINCT: tl.constexpr,
     BLOCKS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -233,7 +233,8 @@ def _draw_kernel(
 ):
     """Draw drafts of one row, each by its own uniform, or as the best with noise.
 
-    A row without drawn drafts keeps the old ones.
+    A row without drawn drafts keeps the old ones. DISTINCT: a power of two ≥ num_drafts where they are drawn without
+    replacement, from all tokens again where no mass remains; else 0.
 
     moments: the largest logit, log2(e) / T and the sum of all weights, 0 if none are drawn.
     """
@@ -258,15 +259,27 @@ def _draw_kernel(
         seed = tl.load(requests.seeds_ptr + request)
         request_id = tl.load(requests.request_ids_ptr + request)
         logits_ptr += row * vocab_size
+        rest = masses  # [GROUPS], without the tokens drawn before
+        if DISTINCT:
+            elders = tl.full((DISTINCT,), -1, tl.int32)  # [DISTINCT]
         for child in range(num_drafts):
             if bests is not None:
                 token = best_token(bests, row, BLOCKS)
             else:
                 uniform = named_uniform(seed, request_id, DRAFT, root_len, depth, lane + child)
-                group, before, bound = group_at(masses, uniform, GROUPS)
+                remains = tl.sum(rest, axis=0) > 0
+                group, before, bound = group_at(tl.where(remains, rest, masses), uniform, GROUPS)
                 tokens = group * GROUP + tl.arange(0, GROUP)  # [GROUP]
                 logits = tl.load(logits_ptr + tokens, mask=tokens < vocab_size, other=-float("inf")).to(tl.float32)
-                token = token_at(tokens, weights_of(logits, best, scale), before, bound, vocab_size)
+                weights = weights_of(logits, best, scale)
+                if DISTINCT:
+                    is_elder = tl.sum((tokens[:, None] == elders[None, :]).to(tl.int32), axis=1) > 0  # [GROUP]
+                    weights = tl.where(is_elder & remains, 0.0, weights)
+                token = token_at(tokens, weights, before, bound, vocab_size)
+                if DISTINCT:
+                    others = tl.sum(tl.where(tokens == token, 0.0, weights), axis=0)
+                    rest = tl.where((groups == group) & remains, others, rest)
+                    elders = tl.where(tl.arange(0, DISTINCT) == child, token.to(tl.int32), elders)
             logit = tl.load(logits_ptr + token).to(tl.float32)
             if LOG:
                 chosen = ((logit - best) * scale - tl.log2(total)) * LN_2
@@ -275,8 +288,8 @@ def _draw_kernel(
             target_id = token.to(tl.int64)
             if d2t_ptr is not None:
                 target_id += tl.load(d2t_ptr + token)
-            tl.store(topk_scores_ptr + row * num_drafts + child, chosen)
-            tl.store(topk_index_ptr + row * num_drafts + child, target_id)
+            tl.store(drafts.topk_scores + row * num_drafts + child, chosen)
+            tl.store(drafts.topk_index + row * num_drafts + child, target_id)
 
 
 def draw_drafts(
@@ -322,6 +335,8 @@ def draw_drafts(
             BLOCK=block,
         )
     moments = torch.empty(num_rows, 3, dtype=torch.float32, device=logits_RV.device)
+    num_drafts = out.topk_scores.shape[-1]
+    is_distinct = config.verifier_kind.drafts == "distinct" and loop is None  # deeper drafts have parents of their own
     _draw_kernel[(num_rows,)](
         logits_ptr=logits_RV,
         maxima_ptr=maxima,
@@ -332,13 +347,13 @@ def draw_drafts(
         step_ptr=step,
         slots_ptr=slots,
         d2t_ptr=vocabulary.d2t,
-        topk_scores_ptr=out.topk_scores,
-        topk_index_ptr=out.topk_index,
+        drafts=out,
         moments_ptr=moments,
         num_lanes=num_lanes,
-        num_drafts=out.topk_scores.shape[-1],
+        num_drafts=num_drafts,
         vocab_size=vocab_size,
         LOG=config.score == "logprob",
+        DISTINCT=next_power_of_2(num_drafts) if is_distinct else 0,
         BLOCKS=next_power_of_2(num_blocks),
         GROUPS=groups,
         GROUP=GROUP,

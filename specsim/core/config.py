@@ -82,7 +82,8 @@ class SpecConfig:
     # `exact` counts a node's own path, as plain decoding would; `relaxed` does not, and is not lossless.
     penalties: Literal["exact", "relaxed"] = "exact"
     # Acceptance of a tree above temperature 0 (specsim.reference.acceptance). A verifier of `best` drafts takes the
-    # drafter's best tokens, of `sampled` ones a chain (K = 1), of `siblings` K sampled lanes, N = 1 + KS.
+    # drafter's best tokens, of `sampled` ones a chain (K = 1), of `siblings` or `distinct`
+    # ones K sampled lanes, N = 1 + KS.
     verifier: Verifier = DEFAULT_VERIFIER
     threshold_single: Probability = 1.0  # below 1 lossy on purpose, as threshold_acc
     # accumulated probability at which a draft is accepted; below 1 it is not lossless
@@ -107,7 +108,7 @@ class SpecConfig:
         if self.is_plain:
             allowed = f"{one_of(kind for kind in VERIFIER_KINDS if not kind.reads_draft_prob)} when num_steps is 0"
             require(not self.has_draft_prob, "verifier", verifier, allowed)
-        elif drafts == "siblings":
+        elif self.verifier_kind.has_lanes:
             static = 1 + self.topk * self.num_steps
             only = f"{static}: verifier {verifier} verifies topk · num_steps drafts below the root"
             require(self.num_draft_tokens == static, "num_draft_tokens", self.num_draft_tokens, only)

@@ -6,11 +6,13 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal, get_args
 
-Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "gumbel"]
+Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "recursive", "gumbel"]
 # Drafts that are verified. `best`: a tree of the drafter's best tokens. `sampled`: a chain, each draft drawn from the
-# drafter's distribution. `siblings`: K chains below the root, drawn independently; siblings may be equal.
-Drafts = Literal["best", "sampled", "siblings"]
+# drafter's distribution. `siblings`: K chains below the root, drawn independently; siblings may be equal. `distinct`: the
+# same chains, but the root's children are drawn without replacement.
+Drafts = Literal["best", "sampled", "siblings", "distinct"]
 DRAFTS: tuple[Drafts, ...] = get_args(Drafts)
+LANES: tuple[Drafts, ...] = ("siblings", "distinct")  # K chains below the root, all of them verified
 # Random numbers that decide about drafts: a uniform for each depth or each node, the noise that drew the drafts, none.
 Draws = Literal["depth", "node", "noise", "none"]
 
@@ -44,6 +46,11 @@ class VerifierKind:
     def places(self) -> tuple[str, ...]:
         """Places of all its code."""
         return (self.reference, self.fast, self.oracle, self.decisions, *self.certificates)
+
+    @property
+    def has_lanes(self) -> bool:
+        """Check whether drafts are K chains below the root, all of which are verified."""
+        return self.drafts in LANES
 
     @property
     def is_coupled(self) -> bool:
@@ -114,6 +121,17 @@ VERIFIER_KINDS: tuple[VerifierKind, ...] = (
         oracle="specsim.reference.oracle_verify:multi_round",
         decisions="specsim.explorer.decisions:multi_round",
         certificates=("specsim.correctness.exact.breakpoints:MULTI_ROUND",),
+        reads_draft_prob=True,
+    ),
+    VerifierKind(
+        name="recursive",
+        drafts="distinct",
+        draws="node",
+        reference="specsim.reference.acceptance:recursive",
+        fast="specsim.fast.verifiers.multi_round:accept",
+        oracle="specsim.reference.oracle_verify:recursive",
+        decisions="specsim.explorer.decisions:multi_round",
+        certificates=("specsim.correctness.exact.breakpoints:RECURSIVE",),
         reads_draft_prob=True,
     ),
     VerifierKind(

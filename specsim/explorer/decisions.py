@@ -155,25 +155,29 @@ def target_only(walk: VerifierInput) -> Iterator[Decision]:
 
 
 def multi_round(walk: VerifierInput) -> Iterator[Decision]:
-    """Compare u · q with p, which is the residual distribution after a rejection."""
-    from specsim.reference.acceptance import residual
+    """Compare u · q with p, which is the residual distribution after a rejection; distinct drafts leave q then."""
+    from specsim.reference.acceptance import residual, without
 
     assert walk.draft_probs_MV is not None
-    draft_probs_MV = walk.draft_probs_MV
+    draft_probs = dict(enumerate(walk.draft_probs_MV))  # by parent, q after the rejections so far
     remaining_probs = dict(enumerate(walk.probs_NV))  # by parent, p after the rejections so far
     rejected: set[int] = set()
 
     def try_child(child: int) -> Decision:
         parent = walk.tree.parents[child]
-        p = float(remaining_probs[parent][walk.tree.tokens[child]])
+        token = walk.tree.tokens[child]
+        p = float(remaining_probs[parent][token])
+        q = float(draft_probs[parent][token])
         u = walk.uniforms[child]
-        passes = u * walk.q(child) < p
+        passes = q > 0 and u * q < p
         is_residual = parent in rejected
         if not passes:
             rejected.add(parent)
-            rest_V = residual(remaining_probs[parent], draft_probs_MV[parent])
+            rest_V = residual(remaining_probs[parent], draft_probs[parent])
             remaining_probs[parent] = rest_V / rest_V.sum()
-        text = _ratio(u, walk.q(child), p, passes)
+            if walk.config.verifier_kind.drafts == "distinct":
+                draft_probs[parent] = without(draft_probs[parent], token)
+        text = _ratio(u, q, p, passes) if q > 0 else "q = 0: the drafter had fewer tokens than there are siblings"
         return Decision(child, passes, f"{text}, the residual probability" if is_residual else text)
 
     return _down(walk, try_child)

@@ -29,7 +29,7 @@ from specsim.core.kv_buffer import KVBuffer
 from specsim.core.rule import AcceptanceRule, Accepted
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.token_drafter import NgramConfig
-from specsim.core.verifiers import DEFAULT_VERIFIER, VERIFIER_KINDS, VERIFIER_OF, Drafts
+from specsim.core.verifiers import DEFAULT_VERIFIER, LANES, VERIFIER_KINDS, VERIFIER_OF, Drafts
 from specsim.models.synthetic_pair import synthetic_pair
 
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes of a program, by compute capability: A100, H100, B200
@@ -87,7 +87,7 @@ RUNS = (
         KernelRun("eagle3", "llama", SpecConfig(1, 3, 4), FILTERED, options=(("batch_invariant", True),), is_wide=True),
         KernelRun("eagle3", "llama", SpecConfig(1, 3, 4), FILTERED),
     ),
-    *verified("siblings", KernelRun("eagle", "qwen2", SpecConfig(2, 3, 7), FILTERED)),
+    *(run for drafts in LANES for run in verified(drafts, KernelRun("eagle", "qwen2", SpecConfig(2, 3, 7), FILTERED))),
     *verified("best", KernelRun("eagle3", "llama", SpecConfig(2, 3, 6), FILTERED)),
     KernelRun("eagle3", "llama", SpecConfig(8, 5, 40, page_size=4), is_wide=True),  # attention in a pipeline
     KernelRun("eagle3", "gpt_oss", options=FP8),

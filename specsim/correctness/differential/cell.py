@@ -184,7 +184,7 @@ def _config(values: Mapping[str, Any], longest: int) -> SpecConfig:
     verifier = values["verifier"]
     names = ("page_size", "draft_kv", "extend", "release", "score", "penalties", "threshold_single", "threshold_acc")
     max_len = longest + ROOM if values["max_len"] == "near" else None
-    nodes = 1 + topk * steps if KIND_OF[verifier].drafts == "siblings" else width(values)
+    nodes = 1 + topk * steps if KIND_OF[verifier].has_lanes else width(values)
     return SpecConfig(topk, steps, nodes, verifier=verifier, **{name: values[name] for name in names}, max_len=max_len)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from specsim.core.kinds import KINDS as RECORDS
 from specsim.core.kinds import TESTED
-from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIERS, Drafts
+from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, LANES, VERIFIERS, Drafts
 from specsim.correctness.differential.cell import AXES, KV_FORMATS, LATER_FAMILIES
 from specsim.correctness.pairwise import pairwise
 
@@ -53,6 +53,11 @@ def with_verifiers(drafts: Drafts, *settings: Mapping[str, Any]) -> list[dict[st
     """Give every verifier of such drafts, except the default one, the next of the settings."""
     names = [name for name in VERIFIERS if KIND_OF[name].drafts == drafts and name != DEFAULT_VERIFIER]
     return [{**setting, "verifier": name} for name, setting in zip(names, cycle(settings), strict=False)]
+
+
+def with_lanes(*settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Give every verifier of K sampled lanes, of each kind of drafts, the next of the settings."""
+    return [setting for drafts in LANES for setting in with_verifiers(drafts, *settings)]
 
 
 _TREE = dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3)

@@ -15,6 +15,7 @@ from specsim.correctness.differential.drafter_grid import (
     MODES,
     WITHOUT_WEIGHTS,
     drafter_settings,
+    with_lanes,
     with_verifiers,
 )
 from specsim.correctness.pairwise import pairwise
@@ -41,7 +42,7 @@ SAMPLED = (
         dict(topk=1, num_steps=2, page_size=4, batch=3, sampling="mixed", graph="round", idle=True),
         dict(topk=1, num_steps=2, page_size=4, sampling="filtered", graph="phase", kind="eagle3"),
     ),
-    *with_verifiers("siblings", dict(topk=2, num_steps=2, page_size=4, sampling="warm", graph="step", kind="eagle3")),
+    *with_lanes(dict(topk=2, num_steps=2, page_size=4, sampling="warm", graph="step", kind="eagle3")),
 )
 DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
 # Beyond the pairs: equal logits, deep accepted paths, plain decoding, mixed parameters.
@@ -73,8 +74,7 @@ OWN_KV = (
     dict(QUICK[0], page_size=16, family="qwen3", extend="ragged", release="round", graph="phase", chunks=2),
     dict(topk=4, num_steps=5, num_draft_tokens="most", page_size=4, batch=3, family="mistral", draft_kv="ancestor")
     | dict(score="logprob", max_len="near", mode="free"),
-    *with_verifiers(
-        "siblings",
+    *with_lanes(
         dict(topk=2, num_steps=3, page_size=4, batch=3, sampling="mixed", family="noisy", graph="step", max_len="near"),
     ),
     *_OWN_KV_CHAINS[1:],
@@ -157,7 +157,7 @@ OWN_STEPS = (
     dict(_OWN, kind="eagle", graph="step", topk=4, num_draft_tokens="most", draft_kv="ancestor", score="logprob"),
     dict(_OWN, kind="standalone", graph="round", sampling="greedy", max_len="near", bucket=4),
     *with_verifiers("best", dict(_OWN, kind="eagle3", graph="round")),
-    *with_verifiers("siblings", dict(_OWN, kind="dflash", graph="round")),
+    *with_lanes(dict(_OWN, kind="dflash", graph="round")),
     *with_verifiers(
         "sampled",
         dict(_OWN, kind="mtp", topk=1, graph="phase", release="round", extend="ragged"),

@@ -136,11 +136,20 @@ def compare_draws(request: ComparedRequest[Any], row: DraftRow) -> bool:
     draft_ids = request.step.draft_ids
     prob_V = torch.softmax(row.logits.exact[0].double() / request.temperature, dim=-1)
     prob_V = torch.where(draft_ids >= 0, prob_V[draft_ids], 0.0)
+    is_distinct = request.config.verifier_kind.drafts == "distinct" and row.depth == 0
     for rank, (lane, token) in enumerate(zip(row.lanes, tokens.fast.tolist(), strict=True)):
-        if not (0 <= token < len(prob_V) and _possible(request, row, lane, prob_V)[token]):
+        rest_V = _without(prob_V, tokens.fast.tolist()[:rank]) if is_distinct else prob_V
+        if not (0 <= token < len(prob_V) and _possible(request, row, lane, rest_V)[token]):
             raise Mismatch(row.name, int(tokens.exact[rank]), token, rank)
     check.tally.fields[row.name] += 1
     return check.decided(tokens.map(torch.Tensor.tolist))
+
+
+def _without(prob_V: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """Distribution without some tokens, normalised, or itself where no other has mass."""
+    rest_V = prob_V.clone()
+    rest_V[tokens] = 0.0
+    return rest_V / rest_V.sum() if bool(rest_V.any()) else prob_V
 
 
 def _possible(request: ComparedRequest[Any], row: DraftRow, lane: int, prob_V: torch.Tensor) -> torch.Tensor:

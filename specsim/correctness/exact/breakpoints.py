@@ -92,12 +92,13 @@ def _ratios(draw: Draw) -> list[Fraction]:
 
 
 def uniforms_multi_round(draw: Draw) -> list[Axis]:
-    """Divide one uniform per node at p(x), after the rejection of its elder siblings, over q(x)."""
+    """Divide one uniform per node at p(x) over q(x), both after the rejection of its elder siblings."""
     axes = [UNREAD] * len(draw.parents)
     for node in range(len(draw.parents)):
         for child, residual_V in zip(draw.children(node), _residuals(draw, node), strict=False):
-            token = draw.tokens[child]
-            axes[child] = regions([residual_V[token] / draw.draft_NV[node][token]])
+            if not draw.is_repeated(child):
+                token = draw.tokens[child]
+                axes[child] = regions([residual_V[token] / draw.proposal(child)[token]])
     return axes
 
 
@@ -110,9 +111,10 @@ def _residuals(draw: Draw, node: int) -> Iterator[Distribution]:
     """Compute a node's residual distributions: before each of its children, and after all of them."""
     prob_V = draw.target_NV[node]
     yield prob_V
-    for _ in draw.children(node):
-        weights = residual(prob_V, draw.draft_NV[node])
-        prob_V = tuple(weight / sum(weights) for weight in weights)
+    for child in draw.children(node):
+        if not draw.is_repeated(child):
+            weights = residual(prob_V, draw.proposal(child))
+            prob_V = tuple(weight / sum(weights) for weight in weights)
         yield prob_V
 
 
@@ -146,3 +148,4 @@ TYPICAL_EPSILON = _typical_near(Fraction(1, 8), _ONE)  # some pass by epsilon
 REJECTION = of_kind("rejection", uniforms_rejection, inverse_cdf(bonus_rejection))
 BLOCK = of_kind("block", uniforms_block, inverse_cdf(bonus_block))
 MULTI_ROUND = of_kind("multi_round", uniforms_multi_round, inverse_cdf(bonus_multi_round))
+RECURSIVE = of_kind("recursive", uniforms_multi_round, inverse_cdf(bonus_multi_round))

@@ -56,6 +56,7 @@ class ExactCase:
     tokens: tuple[int, ...] | None = None  # [N-1], tokens below the root; None: sampled at their parents
     depth_limit: int = FAR  # depth at which max_len ends every path
     stops: tuple[int, ...] = ()  # tokens of the first lane behind which no draft exists, as with a confidence head
+    is_distinct: bool = False  # whether sampled siblings are drawn without replacement
 
     @property
     def depths(self) -> list[int]:
@@ -80,6 +81,22 @@ class Draw:
     draft_NV: tuple[Distribution, ...]  # drafter's distribution after every node
     depth_limit: int  # depth at which max_len or the last draft ends every path
     drafted_depth: int = FAR  # nodes deeper than this are dead
+    is_distinct: bool = False  # whether siblings are drawn without replacement
+
+    def proposal(self, node: int) -> Distribution:
+        """Distribution that a node was drawn from: q of its parent, without elder siblings if they are distinct."""
+        draft_V = self.draft_NV[self.parents[node]]
+        if not self.is_distinct:
+            return draft_V
+        elders = {self.tokens[elder] for elder in range(1, node) if self.parents[elder] == self.parents[node]}
+        weights = [Fraction(0) if token in elders else prob for token, prob in enumerate(draft_V)]
+        mass = sum(weights, Fraction(0))
+        return tuple(weight / mass for weight in weights) if mass else draft_V
+
+    def is_repeated(self, node: int) -> bool:
+        """Check whether a distinct sibling repeats an elder's token, as q had no other left."""
+        same = (elder for elder in range(1, node) if self.parents[elder] == self.parents[node])
+        return self.is_distinct and any(self.tokens[elder] == self.tokens[node] for elder in same)
 
     @property
     def living_parents(self) -> tuple[int, ...]:
@@ -116,11 +133,11 @@ def draws(case: ExactCase) -> Iterator[Draw]:
         depth = _drafted_depth(draw, case.stops)
         draw = replace(draw, depth_limit=min(depth, case.depth_limit), drafted_depth=depth)
         texts = [draw.text(node) for node in range(len(case.parents))]
-        draft_NV = tuple(map(case.draft, texts))
-        probs = (draft_NV[parent][token] for parent, token in zip(case.parents[1:], tokens, strict=True))
+        draw = replace(draw, draft_NV=tuple(map(case.draft, texts)), is_distinct=case.is_distinct)
+        probs = (draw.proposal(node)[draw.tokens[node]] for node in range(1, len(case.parents)))
         prob = math.prod(probs, start=Fraction(1)) if case.tokens is None else Fraction(1)
         if prob:
-            yield replace(draw, prob=prob, target_NV=tuple(map(case.target, texts)), draft_NV=draft_NV)
+            yield replace(draw, prob=prob, target_NV=tuple(map(case.target, texts)))
 
 
 def _drafted_depth(draw: Draw, stops: tuple[int, ...]) -> int:
@@ -189,15 +206,32 @@ CUT_TREE = replace(GIVEN_TREE, name=f"{GIVEN_TREE.name}, 2 within max_len", dept
 STOPPED_CHAIN = replace(PAPER, name=f"{PAPER.name}, none behind one token", stops=(0,))
 STOPPED_LANES = replace(LANES, name=f"{LANES.name}, none behind one token", stops=(1,))
 
+
+def _distinct(*cases: ExactCase) -> tuple[ExactCase, ...]:
+    """Draw the siblings of cases without replacement."""
+    return tuple(replace(case, name=f"{case.name}, without replacement", is_distinct=True) for case in cases)
+
+
+# The drafter has two tokens for three siblings, so that the last one repeats the first.
+_SCARCE = ExactCase("3 tokens, 3 siblings of 2 of them", _LEAVING, ExactModel(((12, 4, 0),)), (-1, 0, 0, 0))
+
 CASES = {
     "best": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE, NEAR_TREE),
     "sampled": (PAPER, CHAIN, BRIDGED, CUT_CHAIN, STOPPED_CHAIN),
     "one": (ONE,),
     "siblings": (PAIR, LANES, SQUARE, CUT_CHAIN, STOPPED_LANES),
+    "distinct": _distinct(PAIR, LANES, SQUARE, STOPPED_LANES, _SCARCE),
 }
 # The fast implementation's lanes have one child a step; the interpreter takes a minute for 600 calls.
-LAUNCHED = CASES | {"siblings": (PAIR, LANES, CUT_CHAIN, STOPPED_LANES)}
-INTERPRETED = CASES | {"sampled": (PAPER, CUT_CHAIN, STOPPED_CHAIN), "siblings": (PAIR, CUT_CHAIN)}
+LAUNCHED = CASES | {
+    "siblings": (PAIR, LANES, CUT_CHAIN, STOPPED_LANES),
+    "distinct": _distinct(PAIR, LANES, STOPPED_LANES, _SCARCE),
+}
+INTERPRETED = CASES | {
+    "sampled": (PAPER, CUT_CHAIN, STOPPED_CHAIN),
+    "siblings": (PAIR, CUT_CHAIN),
+    "distinct": _distinct(PAIR, _SCARCE),
+}
 
 # Rules of a user, whose breakpoints nobody has derived, run on more cases, the smallest first.
 _EVEN = ExactModel(((1, 3), (3, 1)))
@@ -234,6 +268,11 @@ RULE_CASES = {
         *_sampled("2 siblings", (-1, 0, 0)),
         ExactCase("2 tokens, 3 siblings", _EVEN, _UNEVEN, (-1, 0, 0, 0)),
         *CASES["siblings"],
+    ),
+    "distinct": (
+        *_distinct(*_sampled("2 siblings", (-1, 0, 0))),
+        *_distinct(ExactCase("2 tokens, 3 siblings", _EVEN, _UNEVEN, (-1, 0, 0, 0))),
+        *CASES["distinct"],
     ),
 }
 

@@ -135,5 +135,5 @@ def _grid(verifier: Verifier, drafted: Sequence[Draw], is_drawn: bool) -> Fracti
 
 
 def draft_axes(draw: Draw) -> Iterator[Axis]:
-    """Divide every draft's uniform: inverse CDF of the drafter's distribution at its parent."""
-    return (regions(cdf_cuts(draw.draft_NV[parent])) for parent in draw.parents[1:])
+    """Divide every draft's uniform: inverse CDF of the distribution that it is drawn from."""
+    return (regions(cdf_cuts(draw.proposal(node))) for node in range(1, len(draw.parents)))

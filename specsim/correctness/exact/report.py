@@ -8,6 +8,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from specsim.core.display import heading, paragraph, print_table
+from specsim.core.verifiers import LANES
 from specsim.correctness.exact.cases import Distribution, Draw, ExactCase
 from specsim.correctness.exact.distribution import ExactDistribution
 from specsim.correctness.exact.exploration import Box, Interval
@@ -29,7 +30,7 @@ class Counterexample:
 
     case: str
     draw: Draw
-    drafts: str  # of the rule: best, sampled or siblings
+    drafts: str  # of the rule: a value of core.verifiers.Drafts
     box: Box  # the last interval is that of the final uniform
     result: str  # what the rule does there
 
@@ -53,8 +54,8 @@ class Counterexample:
 
     @property
     def _first(self) -> int:
-        """Index of the first uniform of the box; siblings have one for each node below the root."""
-        return int(self.drafts == "siblings")
+        """Index of the first uniform of the box; lanes have one for each node below the root."""
+        return int(self.drafts in LANES)
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write, fractions as texts."""

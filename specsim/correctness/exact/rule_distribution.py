@@ -23,6 +23,7 @@ from specsim.core.errors import InputError
 from specsim.core.provenance import now, versions
 from specsim.core.rule import AcceptanceRule, Accepted, Tree, checked
 from specsim.core.user_module import load_module, one_line, time_limit, user_code
+from specsim.core.verifiers import LANES
 from specsim.correctness.exact.cases import RULE_CASES, Draw, ExactCase, draws, text_prob
 from specsim.correctness.exact.distribution import ExactDistribution, draft_axes
 from specsim.correctness.exact.exact_number import NotExact
@@ -111,12 +112,12 @@ def _outcomes(rule: AcceptanceRule, case: ExactCase, draw: Draw) -> Iterator[Rul
 
 def _uniforms(rule: AcceptanceRule, case: ExactCase) -> range:
     """List the indices of independent uniforms: every depth, or every node below the root."""
-    return range(1, len(case.parents)) if rule.drafts == "siblings" else range(case.num_steps + 1)
+    return range(1, len(case.parents)) if rule.drafts in LANES else range(case.num_steps + 1)
 
 
 def _passed(rule: AcceptanceRule, uniforms: list[Any]) -> list[Any]:
     """Make the list that a rule receives; the root's uniform is that of node 1."""
-    return uniforms[:1] + uniforms if rule.drafts == "siblings" else list(uniforms)
+    return uniforms[:1] + uniforms if rule.drafts in LANES else list(uniforms)
 
 
 def _exact_inputs(rule: AcceptanceRule, draw: Draw) -> tuple[Tree, Any, Any]:
@@ -169,7 +170,7 @@ def _misread(rule: AcceptanceRule, error: BaseException, count: int) -> str:
     if rule.drafts == "best" and isinstance(error, (TypeError, AttributeError)) and "None" in str(error):
         return "; the argument draft_prob_NV is None for drafts best"
     if isinstance(error, IndexError):
-        unit = "node" if rule.drafts == "siblings" else "depth"
+        unit = "node" if rule.drafts in LANES else "depth"
         return f"; the argument uniforms has {count} entries for drafts {rule.drafts}, by the {unit} of the parent"
     return ""
 

@@ -14,7 +14,7 @@ from specsim.core.kinds import TESTED, DrafterKind
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import SuffixConfig
-from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIER_KINDS
+from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, LANES, VERIFIER_KINDS
 from specsim.correctness.differential.cell import KV_FORMATS, LATER_FAMILIES
 from specsim.correctness.differential.drafter_grid import LATENT
 from specsim.correctness.differential.pairs import KINDS as PAIR_KINDS
@@ -56,7 +56,8 @@ def formats(kind: str) -> tuple[str, ...]:
 
 def verifiers(kind: str, topk: int) -> tuple[str, ...]:
     """List the verifiers other than the default one that this kind's drafts allow."""
-    drafts = ("best", "sampled" if topk == 1 else "siblings") if _record(kind).can_sample else ("best",)
+    sampled = ("sampled",) if topk == 1 else LANES
+    drafts = ("best", *sampled) if _record(kind).can_sample else ("best",)
     names = (verifier.name for verifier in VERIFIER_KINDS if verifier.drafts in drafts)
     return tuple(name for name in names if name != DEFAULT_VERIFIER)
 
@@ -216,7 +217,7 @@ def _with_verifier(rng: random.Random, config: SpecConfig, kind: str) -> SpecCon
     if config.is_plain or rng.random() < 0.5:
         return config
     verifier = rng.choice(verifiers(kind, config.topk))
-    is_static = KIND_OF[verifier].drafts == "siblings"
+    is_static = KIND_OF[verifier].has_lanes
     static = {"num_draft_tokens": 1 + config.topk * config.num_steps} if is_static else {}
     return replace(config, verifier=verifier, threshold_single=1.0, threshold_acc=1.0, **static)
 
