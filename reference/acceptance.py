@@ -154,6 +154,38 @@ def multi_round(
             return Accepted(path, inverse_cdf(prob_V, final_uniform))
 
 
+def traversal(
+    tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: list[float], final_uniform: float
+) -> Accepted:
+    """Traversal verification (arXiv 2505.12398), from the leaves to the root, of siblings drawn from their parent's q.
+
+    A node has w, 1 at the root, and p. Its children are tried in order, each with everything below it, where child x
+    has w = min(1, w p(x) / q(x)). After the rejection of a child, with r = Σ relu(w p - q), the node's p becomes
+    relu(w p - q) / r and its w becomes r / (r + 1 - w). After that of all, the path to the node is accepted if
+    uniforms[node] < w, and the root always is; the bonus is drawn from p. Of one chain it is block verification.
+    """
+
+    def accepted(path: list[int], weight: float) -> Accepted | None:
+        prob_V = prob_NV[path[-1]]
+        draft_prob_V = draft_prob_NV[path[-1]]
+        for child in tree.acceptable_children(path):
+            draft_prob = float(draft_prob_V[tree.tokens[child]])
+            if not draft_prob > 0:
+                continue
+            if result := accepted([*path, child], min(1.0, weight * float(prob_V[tree.tokens[child]]) / draft_prob)):
+                return result
+            weight_V = (weight * prob_V - draft_prob_V).clamp(min=0)
+            mass = float(weight_V.sum())
+            prob_V = weight_V / mass if mass > 0 else prob_V
+            weight = mass / (mass + 1 - weight) if mass > 0 else 0.0
+        is_accepted = path == [0] or uniforms[path[-1]] < weight
+        return Accepted(path, inverse_cdf(prob_V, final_uniform)) if is_accepted else None
+
+    result = accepted([0], 1.0)
+    assert result is not None  # the root is accepted
+    return result
+
+
 def recursive(
     tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: list[float], final_uniform: float
 ) -> Accepted:

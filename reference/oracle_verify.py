@@ -147,6 +147,31 @@ def block(drafts: OracleDrafts, config: SpecConfig) -> Path:
     return (*chain[best].path, drafts.bonus(prob_V))
 
 
+def traversal(drafts: OracleDrafts, config: SpecConfig) -> Path:
+    """Take the first leaf that its uniform accepts, and remove those that are rejected before it.
+
+    A leaf of weight w is accepted with probability w; its weight is min(1, w p(x) / q(x)) of its parent's. A removal
+    leaves the parent p = relu(w p - q) / r and w = r / (r + 1 - w), r = Σ relu(w p - q). The root is not removed.
+    """
+    root, *rest = drafts.nodes
+    weights = {root: 1.0}
+    probs = {node: drafts.prob(node) for node in drafts.nodes}
+    while True:
+        node = root
+        while children := [child for child in rest if child.parent is node]:
+            ratio = float(probs[node][children[0].token] / children[0].proposal[children[0].token])
+            weights[children[0]] = min(1.0, weights[node] * ratio)
+            node = children[0]
+        parent = node.parent
+        if parent is None or drafts.uniform("ACCEPT", len(parent.path), node.lane) < weights[node]:
+            return (*node.path, drafts.bonus(probs[node]))
+        rest.remove(node)
+        rest_V = (weights[parent] * probs[parent] - node.proposal).clamp(min=0)
+        mass = float(rest_V.sum())
+        probs[parent] = rest_V / mass if mass else probs[parent]
+        weights[parent] = mass / (mass + 1 - weights[parent]) if mass else 0.0
+
+
 def typical(drafts: OracleDrafts, config: SpecConfig) -> Path:
     """Take the deepest node that passes with all its ancestors.
 

@@ -29,7 +29,12 @@ PROBES = (1 / 16, 5 / 16, 1 / 2, 11 / 16, 15 / 16)  # uniforms for which it is p
 RULES = ("rule", "lossless", "largest distance", "accepted / optimum", "reads besides the target's distributions")
 CASE = ("rule", "distance", "accepted", "optimum", "accepted / optimum")
 KINDS = {"best": "any", "sampled": "chain", "siblings": "tree", "distinct": "distinct"}
-TITLES = {"any": "any drafts", "chain": "sampled chains", "tree": "sampled trees", "distinct": "trees sampled without replacement"}
+TITLES = {
+    "any": "any drafts",
+    "chain": "sampled chains",
+    "tree": "sampled trees",
+    "distinct": "trees sampled without replacement",
+}
 HEAD = """# Leaderboard of acceptance rules
 
 An acceptance rule looks at a drafted tree, the target's distributions and, if it wants, the drafter's. It chooses a

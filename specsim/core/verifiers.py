@@ -6,10 +6,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal, get_args
 
-Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "recursive", "gumbel"]
+Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "traversal", "recursive", "gumbel"]
 # Drafts that are verified. `best`: a tree of the drafter's best tokens. `sampled`: a chain, each draft drawn from the
-# drafter's distribution. `siblings`: K chains below the root, drawn independently; siblings may be equal. `distinct`: the
-# same chains, but the root's children are drawn without replacement.
+# drafter's distribution. `siblings`: K chains below the root, drawn independently; siblings may be equal. `distinct`:
+# the same chains, but the root's children are drawn without replacement.
 Drafts = Literal["best", "sampled", "siblings", "distinct"]
 DRAFTS: tuple[Drafts, ...] = get_args(Drafts)
 LANES: tuple[Drafts, ...] = ("siblings", "distinct")  # K chains below the root, all of them verified
@@ -106,7 +106,7 @@ VERIFIER_KINDS: tuple[VerifierKind, ...] = (
         drafts="sampled",
         draws="depth",
         reference="specsim.reference.acceptance:block",
-        fast="specsim.fast.verifiers.block:accept",
+        fast="specsim.fast.verifiers.traversal:accept",  # of one lane
         oracle="specsim.reference.oracle_verify:block",
         decisions="specsim.explorer.decisions:block",
         certificates=("specsim.correctness.exact.breakpoints:BLOCK",),
@@ -121,6 +121,17 @@ VERIFIER_KINDS: tuple[VerifierKind, ...] = (
         oracle="specsim.reference.oracle_verify:multi_round",
         decisions="specsim.explorer.decisions:multi_round",
         certificates=("specsim.correctness.exact.breakpoints:MULTI_ROUND",),
+        reads_draft_prob=True,
+    ),
+    VerifierKind(
+        name="traversal",
+        drafts="siblings",
+        draws="node",
+        reference="specsim.reference.acceptance:traversal",
+        fast="specsim.fast.verifiers.traversal:accept",
+        oracle="specsim.reference.oracle_verify:traversal",
+        decisions="specsim.explorer.decisions:traversal",
+        certificates=("specsim.correctness.exact.breakpoints:TRAVERSAL",),
         reads_draft_prob=True,
     ),
     VerifierKind(

@@ -218,6 +218,34 @@ def block(walk: VerifierInput) -> Iterator[Decision]:
         yield Decision(node, passes, text)
 
 
+def traversal(walk: VerifierInput) -> Iterator[Decision]:
+    """Compare each node's uniform with its weight, from the leaves up; the first path that passes is accepted."""
+    assert walk.draft_probs_MV is not None
+    draft_probs_MV = walk.draft_probs_MV
+
+    def below(path: list[int], weight: float) -> Iterator[Decision]:
+        node = path[-1]
+        prob_V = walk.probs_NV[node]
+        for child in walk.tree.acceptable_children(path):
+            q = walk.q(child)
+            if not q > 0:
+                continue
+            decision = None
+            for decision in below([*path, child], min(1.0, weight * float(prob_V[walk.tree.tokens[child]]) / q)):
+                yield decision
+            if decision and decision.passes:
+                return
+            weight_V = (weight * prob_V - draft_probs_MV[node]).clamp(min=0)
+            mass = float(weight_V.sum())
+            prob_V = weight_V / mass if mass > 0 else prob_V
+            weight = mass / (mass + 1 - weight) if mass > 0 else 0.0
+        if node:
+            u = walk.uniforms[node]
+            yield Decision(node, u < weight, f"u = {few(u)} {'<' if u < weight else '≥'} w = {few(weight)}")
+
+    return below([0], 1.0)
+
+
 def typical(walk: VerifierInput) -> Iterator[Decision]:
     """Look at every child of a node that passes; the deepest that passes is accepted."""
     config = walk.config
@@ -249,5 +277,5 @@ def bonus_origin(walk: VerifierInput, path: list[int]) -> str:
         return f"is drawn from {after}{u}"
     if kind.drafts == "best":
         return f"is drawn from {after}, without the rejected drafts,{u}"
-    scaled = "w · p" if kind.name == "block" else "p"
+    scaled = "w · p" if kind.name in ("block", "traversal") else "p"
     return f"is drawn from the residual distribution after node {path[-1]}, max(0, {scaled} − q) normalised,{u}"

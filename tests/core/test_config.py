@@ -263,9 +263,10 @@ def test_an_input_error_crosses_processes():
     assert (error.name, error.value, error.allowed) == ("topk", 0, "at least 1")
 
 
+@pytest.mark.parametrize("verifier", ["multi_round", "traversal", "recursive"])
 @pytest.mark.parametrize(("topk", "num_steps"), [(1, 1), (1, 4), (3, 1), (2, 3)])
-def test_a_static_tree_has_a_lane_of_every_child_of_the_root(topk, num_steps):
-    config = SpecConfig(topk, num_steps, 1 + topk * num_steps, verifier="multi_round")
+def test_a_static_tree_has_a_lane_of_every_child_of_the_root(topk, num_steps, verifier):
+    config = SpecConfig(topk, num_steps, 1 + topk * num_steps, verifier=verifier)
     assert (config.num_candidates, config.num_parents) == (topk * num_steps, 1 + topk * (num_steps - 1))
     assert config.is_sampled
     assert config.has_draft_prob
@@ -278,7 +279,7 @@ def test_gumbel_reads_noise_and_no_draft_distribution():
 
 
 def test_only_typical_and_lower_thresholds_are_not_lossless():
-    sampled = dict.fromkeys(("rejection", "block", "gumbel", "multi_round"), True)
+    sampled = dict.fromkeys(("rejection", "block", "gumbel", "multi_round", "traversal", "recursive"), True)
     for verifier, is_lossless in ({"target_only": True, "typical": False} | sampled).items():
         assert SpecConfig(1, 3, 4, verifier=verifier).is_lossless == is_lossless
     for name in ("threshold_single", "threshold_acc"):

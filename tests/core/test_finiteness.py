@@ -64,6 +64,8 @@ SETTINGS = {
     "block": (SpecConfig(topk=1, num_steps=2, verifier="block"), {}),
     "gumbel": (SpecConfig(topk=1, num_steps=2, verifier="gumbel"), {}),
     "multi_round": (SpecConfig(topk=2, num_steps=2, verifier="multi_round"), {}),
+    "traversal": (SpecConfig(topk=2, num_steps=2, verifier="traversal"), {}),
+    "recursive": (SpecConfig(topk=2, num_steps=2, verifier="recursive"), {}),
     "typical": (SpecConfig(topk=2, num_draft_tokens=5, verifier="typical"), {}),
     "synthetic": (SpecConfig(topk=2, num_steps=2), {"acceptance": SyntheticAcceptance((0.8, 0.5))}),
     "rule": (SpecConfig(topk=2, num_draft_tokens=5), {"verifier": RULE}),
@@ -168,7 +170,7 @@ def is_drafters(error: NotFinite) -> bool:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "dflash", "dspark", "p-eagle", "frozen-kv", "standalone"])
-@pytest.mark.parametrize("setting", ["tree", "rejection", "multi_round"])
+@pytest.mark.parametrize("setting", ["tree", "rejection", "multi_round", "recursive"])
 def test_the_reference_checks_the_drafter(kind, setting, value):
     with pytest.raises(NotFinite, check=is_drafters):
         generate(with_bad_drafter(kind, value), [PROMPT], SETTINGS[setting][0], replace(FEW, temperature=1.0))
@@ -188,7 +190,7 @@ def test_what_reads_states_checks_the_fast_drafter(kind, run):
         run(with_bad_drafter(kind), SpecConfig(topk=1, num_steps=2), EngineOptions("fast"))
 
 
-@pytest.mark.parametrize("setting", ["rejection", "block", "multi_round"])
+@pytest.mark.parametrize("setting", ["rejection", "block", "multi_round", "traversal", "recursive"])
 def test_drafts_of_nan_are_refused_in_kernels(setting):
     """Without a draft that passes, a round is a step of plain decoding with the same uniform."""
     params = replace(FEW, max_new_tokens=3, temperature=1.0)

@@ -5,6 +5,7 @@ import torch
 
 from specsim import AcceptanceRule, Accepted, InputError, SpecConfig
 from specsim.core.rule import Tree, check_rule, checked
+from specsim.core.verifiers import DRAFTS
 
 # Two siblings, a child of the first, and a dead node.
 TREE = Tree([5, 1, 2, 3, 0], [-1, 0, 0, 1, -1], [1, 3, -1, -1, -1], [-1, 2, -1, -1, -1], depth_limit=2)
@@ -69,6 +70,7 @@ def test_dead_nodes_are_no_drafts_of_a_chain():
         ("best", SpecConfig()),
         ("sampled", SpecConfig(topk=1, verifier="rejection")),
         ("siblings", SpecConfig(verifier="multi_round")),
+        ("distinct", SpecConfig(verifier="recursive")),
     ],
 )
 def test_a_rule_makes_and_requires_the_setting_of_its_drafts(drafts, config):
@@ -76,7 +78,7 @@ def test_a_rule_makes_and_requires_the_setting_of_its_drafts(drafts, config):
     assert rule.config() == config
     rule.check_config(config)
     others = [SpecConfig(verifier="typical"), SpecConfig(topk=1, verifier="block")]
-    others += [rule_that_returns(None, drafts=each).config() for each in {"best", "sampled", "siblings"} - {drafts}]
+    others += [rule_that_returns(None, drafts=each).config() for each in {*DRAFTS} - {drafts}]
     for other in others:
         with pytest.raises(InputError, check=lambda error: error.name == "verifier"):
             rule.check_config(other)

@@ -58,7 +58,11 @@ def test_requests_that_diverged_by_rounding_are_realigned(near_twins, mode, grap
 
 
 @pytest.mark.parametrize(
-    ("verifier", "topk"), [("target_only", 4), ("typical", 4), ("multi_round", 4), ("rejection", 1), ("block", 1)]
+    ("verifier", "topk"),
+    [
+        *((name, 4) for name in ("target_only", "typical", "multi_round", "traversal", "recursive")),
+        *((name, 1) for name in ("rejection", "block")),
+    ],
 )
 def test_the_oracle_sees_what_implementations_share(verifier, topk, monkeypatch):
     """Both implementations draw from the same wrong stream; the oracle draws from the right one."""

@@ -170,7 +170,8 @@ CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm")
 @pytest.mark.parametrize("temperature", [1.0, 0.2])
 @pytest.mark.parametrize(
     "setting",
-    [dict(verifier="rejection"), dict(verifier="block"), dict(verifier="multi_round", topk=2, num_draft_tokens=7)],
+    [dict(verifier="rejection"), dict(verifier="block")]
+    + [dict(verifier=name, topk=2, num_draft_tokens=7) for name in ("multi_round", "traversal", "recursive")],
     ids=lambda setting: setting["verifier"],
 )
 def test_a_bonus_of_a_uniform_that_is_a_little_off_is_a_mismatch(check_changed, setting, temperature, monkeypatch):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.core.uniforms import token_noise
+from specsim.core.verifiers import resolve
 from specsim.correctness.exact import certify, implementations, race
 from specsim.correctness.exact import optimum as optimum_module
 from specsim.correctness.exact import verifier as verifier_module
@@ -132,6 +133,7 @@ SHAPES = {
     "best": [(-1, 0, 0, 1), (-1, 0, 1)],
     "sampled": [(-1, 0), (-1, 0, 1)],
     "siblings": [(-1, 0, 0), (-1, 0, 0, 1)],
+    "distinct": [(-1, 0, 0), (-1, 0, 0, 0), (-1, 0, 0, 1)],
 }
 
 
@@ -146,6 +148,7 @@ def test_lossless_verifiers_are_lossless_for_any_models(name, data):
     target, draft = (data.draw(models(vocab_size)) for _ in range(2))
     depth_limit = data.draw(st.sampled_from([FAR, 1, 0]))
     case = ExactCase("", Certain(target) if name == "greedy" else target, draft, parents, tokens, depth_limit)
+    case = replace(case, is_distinct=drafts == "distinct")
     found = distribution_of(name, case)
     assert found.total_variation(case) == 0
     assert found.accepted <= min(optimum(case), depth_limit)
@@ -159,6 +162,7 @@ def left(node: str, prob: str) -> str:
     return f"(residual({prob}, draft_prob_NV[{node}]) if tree.tokens[tree.depth_limit + 1 :] else {prob})"
 
 
+DISTINCT = CASES["distinct"][1]
 CERTAIN = cases_of(CASES, "best", is_greedy=True)[1]
 MUTANTS = [
     ("greedy", CERTAIN, "tree.tokens[child] == best[path[-1]]", "tree.tokens[child] == best[0]"),
@@ -178,6 +182,13 @@ MUTANTS = [
     ("rejection", CUT_CHAIN, "inverse_cdf(prob_NV[last], final", f"inverse_cdf({left('last', 'prob_NV[last]')}, final"),
     ("block", CUT_CHAIN, "weight_V = prob_NV[node]", f"weight_V = {left('node', 'prob_NV[node]')}"),
     ("multi_round", CUT_CHAIN, "inverse_cdf(prob_V, final", f"inverse_cdf({left('path[-1]', 'prob_V')}, final"),
+    ("traversal", LANES, "weight = mass / (mass + 1 - weight) if", "weight = weight if"),
+    ("traversal", LANES, "prob_V = weight_V / mass if mass > 0 else prob_V", "pass"),
+    ("traversal", LANES, "uniforms[path[-1]] < weight", "uniforms[1] < weight"),
+    ("traversal", LANES, "min(1.0, weight * float(", "min(1.0, float("),
+    ("recursive", DISTINCT, "prob_V = prob_V / prob_V.sum()", "pass"),
+    ("recursive", DISTINCT, "draft_prob_V = without(draft_prob_V, token)", "pass"),
+    ("recursive", DISTINCT, "without(draft_prob_V, token)", "without(draft_prob_NV[path[-1]], token) * 0.5"),
     ("gumbel", CHAIN, "noise_WV[depths]", "noise_WV[0]"),
     ("gumbel", CHAIN, "prob_NV.log() +", "prob_NV +"),
 ]
@@ -222,6 +233,14 @@ def test_implementations_of_a_lossy_rule_have_to_agree():
     assert replace(found, rows=(*found.rows, replace(row, impl="fast"))).failures == ()
 
 
+@pytest.fixture(autouse=True)
+def no_records_of_other_tests():
+    """Import the code of records anew, which a test may change."""
+    resolve.cache_clear()
+    yield
+    resolve.cache_clear()
+
+
 def change_verifier(name: str, text: str, instead: str, monkeypatch) -> None:
     """Replace a part of a reference verifier's code."""
     source = inspect.getsource(acceptance)
@@ -232,6 +251,7 @@ def change_verifier(name: str, text: str, instead: str, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, changed.__name__, changed)
     exec(source.replace(part, part.replace(text, instead)), changed.__dict__)
     monkeypatch.setattr(acceptance, name, getattr(changed, name))
+    resolve.cache_clear()
 
 
 HALF = regions([Fraction(1, 2)])
@@ -278,9 +298,12 @@ def few(name: str) -> ExactCase:
     """Launches that take the interpreter a few seconds."""
     if name == "greedy":
         return replace(FEW, target=Certain(FEW.target))
-    shapes = {"best": (FEW.parents, FEW.tokens), "sampled": ((-1, 0), None), "siblings": ((-1, 0, 0), None)}
-    parents, tokens = shapes[BY_NAME[name].drafts]
-    return FEW if tokens else ExactCase("", ExactModel(((1, 2), (2, 1))), ExactModel(((2, 1),)), parents)
+    drafts = BY_NAME[name].drafts
+    if drafts == "best":
+        return FEW
+    parents = (-1, 0) if drafts == "sampled" else (-1, 0, 0)
+    models = ExactModel(((1, 2), (2, 1))), ExactModel(((2, 1),))
+    return ExactCase("", *models, parents, is_distinct=drafts == "distinct")
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if "," not in name])
@@ -292,7 +315,10 @@ def test_fast_and_reference_have_equal_distributions(name):
     assert (found.total_variation(case) == 0) == (verifier.promise == "lossless")
 
 
-@pytest.mark.parametrize(("name", "case"), [("multi_round", LANES), ("block", CHAIN), ("gumbel", CHAIN)])
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("multi_round", LANES), ("traversal", LANES), ("recursive", DISTINCT), ("block", CHAIN), ("gumbel", CHAIN)],
+)
 def test_fast_and_reference_have_equal_outcomes(name, case):
     """Select a dozen of all regions."""
     drafted = list(draws(case))

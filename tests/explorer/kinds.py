@@ -5,7 +5,7 @@ from functools import cache
 import specsim
 from specsim import AcceptanceRule, Accepted, EngineOptions, NgramConfig, SamplingParams, SpecConfig, SuffixConfig
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
-from specsim.core.verifiers import VERIFIERS
+from specsim.core.verifiers import KIND_OF, VERIFIERS
 from specsim.models.synthetic_pair import synthetic_pair
 
 TREE = SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)
@@ -18,7 +18,7 @@ ALWAYS = AcceptanceRule("root only", "best", lambda tree, p, q, uniforms, final:
 
 def setting(verifier: str) -> SpecConfig:
     """Give a setting with the drafts that a verifier needs."""
-    if verifier == "multi_round":
+    if KIND_OF[verifier].has_lanes:
         return SpecConfig(topk=2, num_steps=2, verifier=verifier, page_size=4)
     tree = dict(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)
     chain = dict(topk=1, num_steps=3, page_size=4)

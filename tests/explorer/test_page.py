@@ -160,7 +160,7 @@ def test_figures_of_drafts_are_those_of_the_trace(open_page, exploration, rounds
             assert len([mark for mark in opened.texts(".candidate .marks") if "▸" in mark]) == 4
 
 
-@pytest.mark.parametrize("kind", ["shipped", "rejection", "multi_round", "target_only"])
+@pytest.mark.parametrize("kind", ["shipped", "rejection", "multi_round", "recursive", "target_only"])
 def test_figures_of_nodes_are_those_of_the_trace(open_page, rounds, kind):
     traced = rounds if kind == "shipped" else recorded(kind)
     opened = open_page(specsim.explore(traced))

@@ -9,7 +9,7 @@ import torch
 import specsim
 from specsim import EngineOptions, InputError, SamplingParams, SpecConfig, generate, trace
 from specsim.core.token_drafter import NgramConfig
-from specsim.core.verifiers import VERIFIERS
+from specsim.core.verifiers import KIND_OF, VERIFIERS
 from specsim.models.synthetic_pair import synthetic_pair
 
 PAIR = synthetic_pair("eagle3")
@@ -122,13 +122,13 @@ def test_candidates_are_the_drafts_and_chosen_ones_are_nodes(rounds):
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_every_verifier_can_be_traced(verifier):
-    config = SpecConfig(topk=2, num_steps=2, verifier=verifier) if verifier == "multi_round" else CHAIN
+    config = SpecConfig(topk=2, num_steps=2, verifier=verifier) if KIND_OF[verifier].has_lanes else CHAIN
     sampling = SamplingParams(max_new_tokens=6, temperature=0.8, top_k=9)
     recorded = trace(PAIR, PROMPTS, replace(config, verifier=verifier), sampling)
     for each in recorded:
         table = each.verify(each.request_ids[-1])
         assert ((table.target_prob[1:] >= 0) & (table.target_prob[1:] <= 1)).all()
-        assert table.uniform[1:].notna().all() == (verifier in ("target_only", "rejection", "block", "multi_round"))
+        assert table.uniform[1:].notna().all() == (KIND_OF[verifier].draws in ("depth", "node"))
         each.drafts()
 
 

@@ -43,6 +43,7 @@ SAMPLED = {
     "block": replace(CHAIN, verifier="block", page_size=1),
     "gumbel": replace(CHAIN, verifier="gumbel", release="round"),
     "multi_round": SpecConfig(2, 3, page_size=4, verifier="multi_round"),
+    "recursive": SpecConfig(2, 3, page_size=4, verifier="recursive"),
     "target_only": TREE,
 }
 SERVED = {

@@ -18,6 +18,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput
 from specsim.core.pool import KVPool
+from specsim.core.verifiers import KIND_OF
 from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair
 from specsim.models.tiny_config import tiny_config
@@ -547,11 +548,11 @@ def test_a_fast_peaked_drafter_scores_as_the_reference_does(topk, num_draft_toke
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-@pytest.mark.parametrize("verifier", ["rejection", "gumbel", "multi_round"])
+@pytest.mark.parametrize("verifier", ["rejection", "gumbel", "multi_round", "recursive"])
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_the_fast_drafter_samples_the_references_drafts(verifier, kind, score, device):
     """Drafts by uniforms, by noise and in several lanes agree in every step, and so do their distributions."""
-    pair, topk = rounded(random_pair(kind), torch.float32), 3 if verifier == "multi_round" else 1
+    pair, topk = rounded(random_pair(kind), torch.float32), 3 if KIND_OF[verifier].has_lanes else 1
     config = tree(topk=topk, num_draft_tokens=1 + 4 * topk, verifier=verifier, score=score)
     fast = two_rounds(pair, config, "fast", torch.float32, device, temperature=1.0)
     exact = two_rounds(pair, config, "reference", torch.float64, temperature=1.0)

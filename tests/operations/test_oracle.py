@@ -119,7 +119,7 @@ def verifies(cell):
 
 def setting_of(cell):
     topk, steps, verifier = cell["topk"], cell["num_steps"], cell["verifier"]
-    num_draft_tokens = 1 + topk * steps if topk == 1 or verifier == "multi_round" else 1 + topk + (steps > 1)
+    num_draft_tokens = 1 + topk * steps if topk == 1 or KIND_OF[verifier].has_lanes else 1 + topk + (steps > 1)
     names = "verifier", "page_size", "draft_kv", "penalties", "score", "max_len"
     return SpecConfig(topk, steps, num_draft_tokens, **{name: cell[name] for name in names})
 
@@ -171,7 +171,9 @@ def test_every_verifier_equals_the_oracle(cell):
 
 
 @pytest.mark.parametrize(
-    ("verifier", "topk"), [("typical", 3), ("rejection", 1), ("block", 1), ("multi_round", 6), ("gumbel", 1)]
+    ("verifier", "topk"),
+    [("typical", 3), ("rejection", 1), ("block", 1), ("gumbel", 1)]
+    + [(name, 6) for name in ("multi_round", "traversal", "recursive")],
 )
 def test_every_verifier_equals_the_oracle_on_poor_drafts(verifier, topk):
     """Rounds have every length.

@@ -33,6 +33,7 @@ CONFIGS = {
     "best": SpecConfig(topk=2, num_draft_tokens=5, **SIZES),
     "sampled": SpecConfig(topk=1, verifier="rejection", release="round", **SIZES),
     "siblings": SpecConfig(topk=2, verifier="multi_round", **SIZES),
+    "distinct": SpecConfig(topk=2, verifier="recursive", **SIZES),
 }
 
 
@@ -45,6 +46,7 @@ RULES = {
     "best": AcceptanceRule("target-only by a user", "best", target_only),
     "sampled": AcceptanceRule("rejection by a user", "sampled", acceptance.rejection),
     "siblings": AcceptanceRule("multi-round by a user", "siblings", acceptance.multi_round),
+    "distinct": AcceptanceRule("recursive by a user", "distinct", acceptance.recursive),
 }
 
 
@@ -73,7 +75,9 @@ def test_a_rule_gives_the_tokens_of_the_same_verifier(pair, drafts):
     assert mine.acceptance.accept_length > 1
 
 
-@pytest.mark.parametrize(("drafts", "graph"), [("best", "phase"), ("sampled", "step"), ("siblings", "eager")])
+@pytest.mark.parametrize(
+    ("drafts", "graph"), [("best", "phase"), ("sampled", "step"), ("siblings", "eager"), ("distinct", "phase")]
+)
 def test_the_fast_engine_runs_a_rule_as_the_reference_does(pair, drafts, graph):
     given = pair, PROMPTS, CONFIGS[drafts], SAMPLING
     options = EngineOptions("fast", device=DEVICE, graph=graph, bucket=4)

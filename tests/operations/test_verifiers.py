@@ -55,6 +55,8 @@ def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidat
         tokens = prob_BCV.flatten(0, 1).multinomial(1).view(size, count)
         if config.verifier == "target_only":  # siblings differ
             tokens = prob_BCV[:, ::k].topk(k).indices.flatten(1)
+        if config.verifier_kind.drafts == "distinct":
+            tokens[:, :k] = prob_BCV[:, 0].multinomial(k)
     scores = torch.rand(size, count)
     if not config.is_sampled:
         scores[:, k:] *= scores[:, :k].repeat_interleave(k, 1)
@@ -117,11 +119,11 @@ def test_fast_verdicts_are_the_references(name, device, small_programs, program_
     assert not found.num_accepted_drafts[size - 2 :].any()
 
 
-@pytest.mark.parametrize("name", ["target_only", "rejection", "block", "multi_round"])
+@pytest.mark.parametrize("name", ["target_only", "rejection", "block", "multi_round", "traversal", "recursive"])
 def test_fast_uniforms_can_be_given(name, device):
     config = SETTINGS[name]
     batch, tree, logits_RV = rounds_of(config, 8, 7, 0)
-    width = config.num_draft_tokens if name == "multi_round" else config.num_steps + 1
+    width = config.num_draft_tokens if config.verifier_kind.draws == "node" else config.num_steps + 1
     given = torch.rand(8, width, dtype=torch.float64).clamp(LOWEST, HIGHEST).float().double(), torch.rand(8).double()
     expected = reference.verify(batch, tree, logits_RV, config, pools_of(8), given)
     moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))

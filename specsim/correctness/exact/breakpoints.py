@@ -50,8 +50,8 @@ def bonus_rejection(draw: Draw, node: int) -> Distribution:
 
 
 def uniforms_block(draw: Draw) -> list[Axis]:
-    """Divide one uniform per draft at h, the share of the prefix's probability that ends there."""
-    return _of_every_draft(draw, [regions([prefix.share]) for prefix in list(_prefixes(draw))[1:]])
+    """Divide one uniform per draft of a chain at h, the share of the prefix's probability that ends there."""
+    return uniforms_traversal(draw)[1:]
 
 
 def _of_every_draft(draw: Draw, axes: list[Axis]) -> list[Axis]:
@@ -59,30 +59,40 @@ def _of_every_draft(draw: Draw, axes: list[Axis]) -> list[Axis]:
     return [*axes, *[UNREAD] * (len(draw.parents) - 1 - len(axes))]
 
 
-def bonus_block(draw: Draw, node: int) -> Distribution:
-    """Take relu(w p - q), and p after the last draft that may be accepted."""
-    weights = list(_prefixes(draw))[node].bonus_V
-    return weights if any(weights) else draw.target_NV[node]
+def uniforms_traversal(draw: Draw) -> list[Axis]:
+    """Divide one uniform per node at its weight w after the rejection of its children."""
+    ends = _ends(draw)
+    return [regions([ends[node].weight]) if node and node in ends else UNREAD for node in range(len(draw.parents))]
 
 
-class _Prefix(NamedTuple):
-    """A prefix of a chain."""
-
-    share: Fraction  # h, the share of its probability that ends there
-    bonus_V: Distribution  # weights of the bonus token
+def bonus_traversal(draw: Draw, node: int) -> Distribution:
+    """Take relu(w p - q) after the rejection of all children, and p where there is none."""
+    return _ends(draw)[node].prob_V
 
 
-def _prefixes(draw: Draw) -> Iterator[_Prefix]:
-    prefix_weight = Fraction(1)
-    ratios = [Fraction(1), *_ratios(draw)]
-    for node, (target_V, draft_V, ratio) in enumerate(zip(draw.target_NV, draw.draft_NV, ratios, strict=False)):
-        prefix_weight = min(Fraction(1), prefix_weight * ratio)
-        if not draw.children(node):
-            yield _Prefix(prefix_weight, target_V)
-            return
-        weights = tuple(max(prefix_weight * p - q, Fraction(0)) for p, q in zip(target_V, draft_V, strict=True))
-        mass = sum(weights, Fraction(0))
-        yield _Prefix(mass / (mass + 1 - prefix_weight) if mass else Fraction(0), weights)
+class _End(NamedTuple):
+    """A node whose children are all rejected."""
+
+    weight: Fraction  # probability that the path to it is accepted
+    prob_V: Distribution  # of the bonus token
+
+
+def _ends(draw: Draw) -> dict[int, _End]:
+    """Compute the ends of all nodes that may be accepted, parents first."""
+    ends = {}
+    weights = {0: Fraction(1)}  # before the rejections
+    for node, weight in ((node, weights[node]) for node in draw.ends):
+        prob_V = draw.target_NV[node]
+        for child in draw.children(node):
+            token = draw.tokens[child]
+            draft_V = draw.draft_NV[node]
+            weights[child] = min(Fraction(1), weight * prob_V[token] / draft_V[token])
+            rest_V = tuple(max(weight * p - q, Fraction(0)) for p, q in zip(prob_V, draft_V, strict=True))
+            mass = sum(rest_V, Fraction(0))
+            prob_V = tuple(rest / mass for rest in rest_V) if mass else prob_V
+            weight = mass / (mass + 1 - weight) if mass else Fraction(0)
+        ends[node] = _End(weight, prob_V)
+    return ends
 
 
 def _ratios(draw: Draw) -> list[Fraction]:
@@ -146,6 +156,7 @@ def _typical_near(epsilon: Fraction, delta: Fraction) -> Verifier:
 TYPICAL_DELTA = _typical_near(Fraction(1, 4), Fraction(3, 4))  # some pass by delta; one has epsilon, and does not
 TYPICAL_EPSILON = _typical_near(Fraction(1, 8), _ONE)  # some pass by epsilon
 REJECTION = of_kind("rejection", uniforms_rejection, inverse_cdf(bonus_rejection))
-BLOCK = of_kind("block", uniforms_block, inverse_cdf(bonus_block))
+BLOCK = of_kind("block", uniforms_block, inverse_cdf(bonus_traversal))
+TRAVERSAL = of_kind("traversal", uniforms_traversal, inverse_cdf(bonus_traversal))
 MULTI_ROUND = of_kind("multi_round", uniforms_multi_round, inverse_cdf(bonus_multi_round))
 RECURSIVE = of_kind("recursive", uniforms_multi_round, inverse_cdf(bonus_multi_round))
