@@ -165,17 +165,18 @@ def traversal(
     uniforms[node] < w, and the root always is; the bonus is drawn from p. Of one chain it is block verification.
     """
 
-    def accepted(path: list[int], weight: float) -> Accepted | None:
+    def accepted(path: list[int], weight: float | torch.Tensor) -> Accepted | None:
         prob_V = prob_NV[path[-1]]
         draft_prob_V = draft_prob_NV[path[-1]]
         for child in tree.acceptable_children(path):
-            draft_prob = float(draft_prob_V[tree.tokens[child]])
-            if not draft_prob > 0:
+            token = tree.tokens[child]
+            if not draft_prob_V[token] > 0:
                 continue
-            if result := accepted([*path, child], min(1.0, weight * float(prob_V[tree.tokens[child]]) / draft_prob)):
+            ratio = weight * prob_V[token] / draft_prob_V[token]
+            if result := accepted([*path, child], ratio if ratio < 1 else 1.0):
                 return result
             weight_V = (weight * prob_V - draft_prob_V).clamp(min=0)
-            mass = float(weight_V.sum())
+            mass = weight_V.sum()
             prob_V = weight_V / mass if mass > 0 else prob_V
             weight = mass / (mass + 1 - weight) if mass > 0 else 0.0
         is_accepted = path == [0] or uniforms[path[-1]] < weight
@@ -201,7 +202,7 @@ def recursive(
         draft_prob_V = draft_prob_NV[path[-1]]
         for child in tree.acceptable_children(path):
             token = tree.tokens[child]
-            if draft_prob_V[token] > 0 and uniforms[child] * float(draft_prob_V[token]) < float(prob_V[token]):
+            if draft_prob_V[token] > 0 and uniforms[child] * draft_prob_V[token] < prob_V[token]:
                 path.append(child)
                 break
             prob_V = residual(prob_V, draft_prob_V)

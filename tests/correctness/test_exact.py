@@ -185,7 +185,7 @@ MUTANTS = [
     ("traversal", LANES, "weight = mass / (mass + 1 - weight) if", "weight = weight if"),
     ("traversal", LANES, "prob_V = weight_V / mass if mass > 0 else prob_V", "pass"),
     ("traversal", LANES, "uniforms[path[-1]] < weight", "uniforms[1] < weight"),
-    ("traversal", LANES, "min(1.0, weight * float(", "min(1.0, float("),
+    ("traversal", LANES, "ratio = weight * prob_V[token]", "ratio = prob_V[token]"),
     ("recursive", DISTINCT, "prob_V = prob_V / prob_V.sum()", "pass"),
     ("recursive", DISTINCT, "draft_prob_V = without(draft_prob_V, token)", "pass"),
     ("recursive", DISTINCT, "without(draft_prob_V, token)", "without(draft_prob_NV[path[-1]], token) * 0.5"),
@@ -515,7 +515,7 @@ def test_prices_that_prove_nothing_are_refused(monkeypatch):
 
 
 def test_the_drawn_trees_are_all_there_are():
-    for case in (*CASES["sampled"], *CASES["siblings"]):
+    for case in (*CASES["sampled"], *CASES["siblings"], *CASES["distinct"]):
         drafted = list(draws(case))
         assert sum(draw.prob for draw in drafted) == 1
         assert len({draw.tokens for draw in drafted}) == len(drafted)

@@ -12,7 +12,7 @@ from specsim import AcceptanceRule, Accepted, InputError
 from specsim.core.uniforms import lane_accept_uniforms
 from specsim.correctness import wrong_rules
 from specsim.correctness.exact import certify_rules, load_rules
-from specsim.correctness.exact.breakpoints import BLOCK, MULTI_ROUND, REJECTION, TARGET_ONLY
+from specsim.correctness.exact.breakpoints import BLOCK, MULTI_ROUND, RECURSIVE, REJECTION, TARGET_ONLY, TRAVERSAL
 from specsim.correctness.exact.cases import CASES, PAPER, RULE_CASES, ExactCase, ExactModel
 from specsim.correctness.exact.distribution import exact_distribution
 from specsim.correctness.exact.exact_number import ExactNumber, NotExact
@@ -131,7 +131,11 @@ def test_whole_shares_of_a_uniform_are_exact():
 
 @pytest.mark.parametrize(
     ("verifier", "case"),
-    [(each, case) for each in (TARGET_ONLY, REJECTION, BLOCK, MULTI_ROUND) for case in CASES[each.drafts][:2]],
+    [
+        (each, case)
+        for each in (TARGET_ONLY, REJECTION, BLOCK, MULTI_ROUND, TRAVERSAL, RECURSIVE)
+        for case in CASES[each.drafts][:2]
+    ],
     ids=lambda value: value.name,
 )
 def test_derived_and_explored_breakpoints_give_one_distribution(verifier, case):
@@ -206,6 +210,14 @@ def test_the_roots_uniform_is_no_further_one():
     assert uniforms[0] == uniforms[1] != uniforms[2]
     pair = next(case for case in RULE_CASES["siblings"] if case.name == "3 tokens, 2 siblings")
     assert distance_of(by_elder, pair, "siblings") > 0
+
+
+@pytest.mark.parametrize(
+    ("accept", "drafts"), [(acceptance.multi_round, "distinct"), (acceptance.recursive, "siblings")]
+)
+def test_drafts_are_verified_as_they_were_drawn(accept, drafts):
+    """Neither rule is lossless for the other's siblings."""
+    assert distance_of(accept, CASES[drafts][0], drafts) > 0
 
 
 def divide_by_zero(_tree, _prob_NV, _draft_prob_NV, uniforms, _final):

@@ -115,6 +115,27 @@ def test_drafts_of_a_step_are_the_references(
     assert (draft_prob[:, : 1 + num_lanes] == 9.0).all()
 
 
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_distinct_first_drafts_are_the_references(vocabulary, device, program_order):
+    """Two rows have fewer tokens than drafts: the last ones are drawn again, from all of them."""
+    logits_RV, batch, d2t, t2d = rows(vocabulary, 1)
+    logits_RV[1, 2:] = -torch.inf
+    logits_RV[3, 1:] = -torch.inf
+    config = SpecConfig(4, 3, 13, verifier="recursive")
+    best = draft_topk(logits_RV, 4, d2t)
+    expected_prob = draft_distribution(logits_RV, batch.sampling.temperature, d2t, None, vocabulary[1])
+    uniforms = draft_uniforms(batch.seeds, batch.request_ids, batch.seq_lens, 0, 4)
+    _, expected = sampled(best, expected_prob, uniforms, is_distinct=True)
+    assert [len(set(row)) for row in expected.tolist()] == [4, 2, 4, 1]
+    out = fast.DrawnDrafts(*(each.clone().to(device) for each in best))
+    root = fast.Root(batch.seq_lens.to(device))
+    own_prob = torch.full((4, vocabulary[1]), torch.nan, device=device)
+    fast.draw_drafts(
+        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), config, out, own_prob
+    )
+    assert torch.equal(out.topk_index.cpu(), expected)
+
+
 def test_a_step_beyond_the_last_writes_no_distribution(device):
     """During a capture, a captured step runs more often than a draft phase has steps."""
     logits_RV, batch, d2t, t2d = rows((5, 9), 1)

@@ -17,10 +17,13 @@ from specsim.reference.acceptance import (
     greedy,
     gumbel,
     multi_round,
+    recursive,
     rejection,
     residual,
     target_only,
+    traversal,
     typical,
+    without,
 )
 from specsim.reference.tree import links
 
@@ -295,7 +298,7 @@ def test_rejection_accepts_below_the_ratio(accept, final, path, bonus):
     assert rejection(chain(0, 1), prob_NV, draft_prob_SV, accept, final) == (path, bonus)
 
 
-@pytest.mark.parametrize("verifier", [rejection, block, multi_round])
+@pytest.mark.parametrize("verifier", [rejection, block, multi_round, traversal, recursive])
 def test_a_draft_that_was_not_drawn_is_rejected(verifier):
     """q is 0, as where the drafter's logits are NaN, so that the residual is p."""
     prob_NV = rows_of([0.25, 0.5, 0.25], [0.25, 0.75, 0.0])
@@ -358,6 +361,55 @@ def test_multi_round_normalises_the_residual_distribution():
     assert multi_round(tree, prob_NV, draft_prob_NV, [math.nan, LOWEST, HIGHEST], 0.2) == ([0, 2], 1)
 
 
+@pytest.mark.parametrize(
+    ("accept", "path", "bonus"),
+    [({1: 0.49}, [0, 1], 3), ({1: 0.51, 2: 0.66}, [0, 2], 3), ({1: 0.51, 2: 0.67}, [0], 0)],
+)
+def test_recursive_rejection_removes_the_token_from_q(accept, path, bonus):
+    """p = (3, 3, 2, 0) / 8 and q = (1, 2, 4, 1) / 8, so that p(2) / q(2) = 1/2.
+
+    Without token 2 p = (2, 1, 0, 0) / 3 and q = (1, 2, 0, 1) / 4. Without token 1 only token 0 remains.
+    """
+    tree = make_tree([-1, 0, 0], [0, 2, 1])
+    prob_NV = rows_of([0.375, 0.375, 0.25, 0], *[[0, 0, 0, 1]] * 2)
+    draft_prob_NV = rows_of([0.125, 0.25, 0.5, 0.125], *[[0.25] * 4] * 2)
+    uniforms_N = [accept.get(node, math.nan) for node in range(3)]
+    for final in (LOWEST, HIGHEST):
+        assert recursive(tree, prob_NV, draft_prob_NV, uniforms_N, final) == (path, bonus)
+
+
+def test_a_sibling_without_mass_in_q_is_rejected():
+    """q has two tokens for four siblings; the last two repeat them, and the residual stays (0, 0, 1)."""
+    tree = make_tree([-1, 0, 0, 0, 0], [0, 0, 1, 0, 1])
+    prob_NV, draft_prob_NV = rows_of(*[[0.25, 0.25, 0.5]] * 5), rows_of(*[[0.5, 0.5, 0.0]] * 5)
+    uniforms_N = [math.nan, 0.6, HIGHEST, LOWEST, LOWEST]
+    assert recursive(tree, prob_NV, draft_prob_NV, uniforms_N, LOWEST) == ([0], 2)
+    assert without(torch.tensor([0.5, 0.25, 0.25]), 0).tolist() == [0, 0.5, 0.5]
+    assert without(torch.tensor([0.0, 1.0, 0.0]), 1).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("accept", "path", "bonus"),
+    [
+        ({3: 0.24}, [0, 1, 3], None),
+        ({3: 0.26, 1: LOWEST, 4: 0.49}, [0, 2, 4], None),
+        ({3: 0.26, 1: LOWEST, 4: 0.51, 2: HIGHEST}, [0, 2], 1),
+    ],
+)
+def test_traversal_goes_from_leaves_to_the_root(accept, path, bonus):
+    """p = (1/3, 2/3) and q = (2/3, 1/3) everywhere; lanes (0, 0) and (1, 0).
+
+    The first leaf has w = 1/4, which leaves its parent nothing. Then p = (0, 1) at the root, so that node 2 has w = 1
+    and its leaf 1/2; without the leaf it has p = (0, 1) and still w = 1.
+    """
+    tree = make_tree([-1, 0, 0, 1, 2], [0, 0, 1, 0, 0])
+    prob_NV, draft_prob_NV = rows_of(*[[1 / 3, 2 / 3]] * 5), rows_of(*[[2 / 3, 1 / 3]] * 5)
+    uniforms_N = [accept.get(node, math.nan) for node in range(5)]
+    for final in (LOWEST, 0.3, 0.4, HIGHEST):
+        expected = bonus if bonus is not None else int(final > 1 / 3)
+        assert traversal(tree, prob_NV, draft_prob_NV, uniforms_N, final) == (path, expected)
+
+
 DYADIC = [[8, 0, 0], [0, 3, 5], [2, 2, 4], [1, 6, 1], [4, 4, 0], [3, 3, 2]]  # eighths
 
 
@@ -365,12 +417,28 @@ UNIFORMS = st.integers(0, 63).map(lambda cell: (2 * cell + 1) / 128)
 
 
 @given(st.sampled_from(DYADIC), st.sampled_from(DYADIC), st.integers(0, 2), UNIFORMS, UNIFORMS)
-def test_one_draft_is_verified_alike_by_three_verifiers(prob, draft_prob, draft, accept, final):
+def test_one_draft_is_verified_alike_by_five_verifiers(prob, draft_prob, draft, accept, final):
     prob_NV, draft_prob_NV = rows_of(prob, [2, 1, 5]) / 8, rows_of(draft_prob, draft_prob) / 8
     if draft_prob_NV[0, draft] > 0:
         expected = rejection(chain(draft), prob_NV, draft_prob_NV, [accept], final)
         assert block(chain(draft), prob_NV, draft_prob_NV, [accept], final) == expected
-        assert multi_round(chain(draft), prob_NV, draft_prob_NV, [math.nan, accept], final) == expected
+        for verifier in (multi_round, traversal, recursive):
+            assert verifier(chain(draft), prob_NV, draft_prob_NV, [math.nan, accept], final) == expected
+
+
+@given(
+    st.lists(st.sampled_from(DYADIC), min_size=8, max_size=8),
+    st.lists(st.integers(0, 2), min_size=3, max_size=3),
+    st.lists(UNIFORMS, min_size=4, max_size=4),
+    st.integers(0, 3),
+)
+def test_a_chain_of_lanes_is_verified_as_a_chain(weights, drafts, uniforms, depth_limit):
+    """Of one lane traversal is block verification, and both verifiers of siblings are rejection."""
+    prob_NV, draft_prob_NV = rows_of(*weights[:4]) / 8, (rows_of(*weights[4:]) + 1) / 11
+    tree, (*accept, final) = chain(*drafts, depth_limit=depth_limit), uniforms
+    for lanes, of_chain in ((traversal, block), (multi_round, rejection), (recursive, rejection)):
+        expected = of_chain(tree, prob_NV, draft_prob_NV, accept, final)
+        assert lanes(tree, prob_NV, draft_prob_NV, [math.nan, *accept], final) == expected
 
 
 @given(st.lists(st.sampled_from(DYADIC), min_size=4, max_size=4), st.lists(UNIFORMS, min_size=4, max_size=4))
@@ -380,21 +448,22 @@ def test_drafts_from_the_targets_distribution_are_all_accepted(weights, accept):
     whole = [0, 1, 2, 3]
     assert rejection(chain(*drafts), prob_NV, prob_NV[:3], accept, 0.5)[0] == whole
     assert block(chain(*drafts), prob_NV, prob_NV[:3], accept, 0.5)[0] == whole
-    assert multi_round(chain(*drafts), prob_NV, prob_NV, accept, 0.5)[0] == whole
+    for verifier in (multi_round, traversal, recursive):
+        assert verifier(chain(*drafts), prob_NV, prob_NV, accept, 0.5)[0] == whole
 
 
 @pytest.mark.parametrize("uniform", [LOWEST, 0.5, HIGHEST])
 def test_a_draft_of_target_probability_0_is_never_accepted(uniform):
     prob_NV, draft_prob_NV = rows_of(*[[0, 0.5, 0.5]] * 3), rows_of(*[[0.5, 0.25, 0.25]] * 3)
     for final in (LOWEST, HIGHEST):
-        for verifier in (rejection, block, multi_round):
+        for verifier in (rejection, block, multi_round, traversal, recursive):
             path, bonus = verifier(chain(0, 1), prob_NV, draft_prob_NV, [uniform] * 3, final)
             assert path == [0]
             assert bonus in (1, 2)
 
 
 @given(
-    st.sampled_from([rejection, block, multi_round]),
+    st.sampled_from([rejection, block, multi_round, traversal, recursive]),
     st.lists(st.sampled_from(DYADIC), min_size=8, max_size=8),
     st.lists(st.integers(0, 2), min_size=3, max_size=3),
     st.lists(UNIFORMS, min_size=5, max_size=5),

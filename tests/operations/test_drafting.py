@@ -1,3 +1,4 @@
+import collections
 import functools
 import itertools
 import math
@@ -388,6 +389,7 @@ SAMPLED = {
     "rejection": SpecConfig(1, 2, 3, page_size=1, verifier="rejection"),
     "block": SpecConfig(1, 2, 3, page_size=1, verifier="block"),
     "multi_round": SpecConfig(2, 2, 5, page_size=1, verifier="multi_round"),
+    "recursive": SpecConfig(2, 2, 5, page_size=1, verifier="recursive"),
     "gumbel": SpecConfig(1, 2, 3, page_size=1, verifier="gumbel"),
 }
 SAMPLES = 2500
@@ -422,6 +424,22 @@ def test_every_draft_is_drawn_with_its_own_uniform(score):
     assert ids.tolist() == [[1, 1], [2, 0]]
     assert torch.equal(scores[0], scores_of(torch.tensor([0.5, 0.5]), score))
     assert torch.equal(scores[1], best[0][1])
+
+
+def test_distinct_drafts_are_drawn_without_replacement():
+    best = draft_topk(LOGITS_RV[:1], 3, None)
+    draft_prob, found = torch.tensor([[0.5, 0.25, 0.25]]), collections.Counter()
+    for uniforms in itertools.product(((cell + 0.5) / 12 for cell in range(12)), repeat=3):
+        _, ids = sampled(best, draft_prob, torch.tensor([uniforms]), is_distinct=True)
+        found[tuple(ids[0].tolist())] += 1
+    # Of 12³: P(x, y) = q(x) q(y) / (1 - q(x)), and the third token is certain.
+    assert found == {(0, 1, 2): 432, (0, 2, 1): 432, (1, 0, 2): 288, (1, 2, 0): 144, (2, 0, 1): 288, (2, 1, 0): 144}
+
+
+def test_distinct_drafts_repeat_where_q_has_no_other_token():
+    best = draft_topk(LOGITS_RV[:1], 3, None)
+    scores, ids = sampled(best, torch.tensor([[0.0, 0.75, 0.25]]), torch.tensor([[0.9, 0.9, 0.1]]), is_distinct=True)
+    assert (ids.tolist(), scores.tolist()) == ([[2, 1, 1]], [[0.25, 0.75, 0.75]])
 
 
 @pytest.mark.parametrize("score", ["prob", "logprob"])

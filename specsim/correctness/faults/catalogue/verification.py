@@ -7,6 +7,8 @@ EXTEND = "specsim.fast.kv.extend"
 FINISH = "specsim.fast.acceptance"
 DRAFT_DISTRIBUTION = "specsim.fast.vocabulary.draft_distribution"
 DISTRIBUTION = "specsim.fast.vocabulary.distribution"
+SIBLINGS = "specsim.fast.verifiers.multi_round"
+LANES = dict(topk=4, num_steps=2, num_draft_tokens=9, page_size=1, batch=3, sampling="warm")
 
 FAULTS = (
     Fault(
@@ -169,5 +171,50 @@ FAULTS = (
             "logits_RV, moments, vocabulary, [-draft_prob-]{+copied+}, num_lanes, step, num_steps)\n"
         },
         trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=2, sampling="warm", verifier="block")),
+    ),
+    Fault(
+        name="sibling-drawn-twice",
+        source="arXiv:2402.14160",
+        operation="drafting",
+        cause="siblings that are verified as distinct ones are drawn independently, so that two may hold one token",
+        symptom="an equal sibling is rejected as soon as the first is, and the others are tested with a wrong q",
+        fields=("draft_input.topk_index", "topk_index"),
+        edits={DRAFT_DISTRIBUTION: "DISTINCT=[-next_power_of_2(num_drafts) if is_distinct else 0-]{+0+}"},
+        trial=Trial("differential", LANES | dict(verifier="recursive")),
+    ),
+    Fault(
+        name="residual-not-normalised",
+        source="arXiv:2402.14160",
+        operation="verify",
+        cause="after a rejection the next sibling is tested with relu(p - q) as it is, instead of a distribution",
+        symptom="siblings after the first are accepted too seldom, and the output follows another distribution",
+        fields=("accept_index", "predict"),
+        edits={
+            SIBLINGS: "                draft_scale = tl.where(rest > 0, scale, draft_scale)\n"
+            "[-                mass = tl.where(rest > 0, rest, mass)\n-]"
+        },
+        trial=Trial("differential", LANES | dict(verifier="recursive")),
+    ),
+    Fault(
+        name="rejected-sibling-kept-in-q",
+        source="arXiv:2402.14160",
+        operation="verify",
+        cause="q keeps a rejected sibling, from which the next one was not drawn any more",
+        symptom="siblings after the first are tested with too small a q, and accepted too often",
+        fields=("accept_index", "predict"),
+        edits={SIBLINGS: 'DISTINCT=[-inputs.config.verifier_kind.drafts == "distinct"-]{+False+}'},
+        trial=Trial("differential", LANES | dict(verifier="recursive", family="noisy", rounds=6)),
+    ),
+    Fault(
+        name="weight-kept-after-a-leaf",
+        source="arXiv:2505.12398",
+        operation="verify",
+        cause="a node whose child was rejected is accepted with its weight from before, not with r / (r + 1 - w)",
+        symptom="paths end above their leaves too often, and the output follows another distribution",
+        fields=("accept_index", "predict"),
+        edits={
+            "specsim.fast.verifiers.traversal": "[-depth < limit-]{+mass < 0+}, uniform * (mass + 1 - weight) - mass"
+        },
+        trial=Trial("differential", LANES | dict(verifier="traversal")),
     ),
 )
