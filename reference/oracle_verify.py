@@ -160,7 +160,7 @@ def traversal(drafts: OracleDrafts, config: SpecConfig) -> Path:
         node = root
         while children := [child for child in rest if child.parent is node]:
             ratio = float(probs[node][children[0].token] / children[0].proposal[children[0].token])
-            weights[children[0]] = min(1.0, weights[node] * ratio)
+            weights.setdefault(children[0], min(1.0, weights[node] * ratio))  # as when it is reached first
             node = children[0]
         parent = node.parent
         if parent is None or drafts.uniform("ACCEPT", len(parent.path), node.lane) < weights[node]:

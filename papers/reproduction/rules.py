@@ -31,6 +31,12 @@ def share_of_optimum(verifier: str, case: str) -> float:
     return float(_distribution(verifier, exact_case).accepted / optimum(exact_case))
 
 
+def least_ratio(verifier: str, other: str) -> float:
+    """Compute the accepted drafts of a verifier over those of another one: the least over its cases."""
+    pairs = ((_distribution(name, case).accepted for name in (verifier, other)) for case in _cases(verifier))
+    return float(min(first / second for first, second in pairs))
+
+
 def k_seq_share(siblings: int) -> float:
     """Compute the smallest share of the optimum that K-SEQ accepts, over cases of this many siblings of the root."""
     cases = [case for case in RULE_CASES["siblings"] if case.parents == (-1, *[0] * siblings)]

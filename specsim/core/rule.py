@@ -84,9 +84,9 @@ class Accept(Protocol):
         """Walk a request's tree.
 
         prob_NV: f64 [N, V], the target's distribution of the token after every node. draft_prob_NV: f64 [N, V], the
-        distribution that a node's children were sampled from, None under drafts `best`. uniforms: in (0, 1),
-        independent; uniforms[d] for the children of a node of depth d, under drafts `siblings` uniforms[node] for each
-        node, where the root's is that of node 1. final_uniform: another, for the bonus token.
+        distribution q of a node's children, None under drafts `best`. uniforms: in (0, 1), independent; uniforms[d] for
+        the children of a node of depth d, under drafts `siblings` and `distinct` uniforms[node] for each node, where
+        the root's is that of node 1. final_uniform: another, for the bonus token.
         """
         ...
 

@@ -219,12 +219,12 @@ CASES = {
     "best": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE, NEAR_TREE),
     "sampled": (PAPER, CHAIN, BRIDGED, CUT_CHAIN, STOPPED_CHAIN),
     "one": (ONE,),
-    "siblings": (PAIR, LANES, SQUARE, CUT_CHAIN, STOPPED_LANES),
+    "siblings": (PAPER, PAIR, LANES, SQUARE, CUT_CHAIN, STOPPED_LANES),
     "distinct": _distinct(PAIR, LANES, SQUARE, STOPPED_LANES, _SCARCE),
 }
 # The fast implementation's lanes have one child a step; the interpreter takes a minute for 600 calls.
 LAUNCHED = CASES | {
-    "siblings": (PAIR, LANES, CUT_CHAIN, STOPPED_LANES),
+    "siblings": (PAPER, PAIR, LANES, CUT_CHAIN, STOPPED_LANES),
     "distinct": _distinct(PAIR, LANES, STOPPED_LANES, _SCARCE),
 }
 INTERPRETED = CASES | {
