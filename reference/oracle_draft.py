@@ -149,9 +149,10 @@ def target_ids(drafter: SimpleNamespace, count: int) -> torch.Tensor:
 
 
 def drawn(request: OracleRequest, draft_prob_V: torch.Tensor, root_len: int, depth: int, lanes: range) -> list[int]:
-    """Draw the children of a node of that depth in these lanes, by a uniform or by the noise of the target's token.
+    """Draw children of a node of that depth, each by its uniform or by the noise of the target's token.
 
-    Distinct ones below the root are drawn from the tokens that are left; where none is left, from all.
+    lanes: of the children. Distinct ones below the root are drawn from the tokens that are left; where none is left,
+    from all.
     """
     kind = request.config.verifier_kind
     ids = []

@@ -103,9 +103,9 @@ def multi_round(drafts: OracleDrafts, node: DraftNode, config: SpecConfig) -> St
 
 @by_steps
 def recursive(drafts: OracleDrafts, node: DraftNode, config: SpecConfig) -> Step:
-    """Take the first child x with its u · q(x) < p(x), q being what the children before it left of the proposal.
+    """Take the first child x with its u · q(x) < p(x), where q lacks the children before it.
 
-    After each rejection p becomes the residual distribution. A child of which nothing was left is rejected.
+    After each rejection p becomes the residual distribution. A child is rejected where nothing is left of q.
     """
     prob_V = drafts.prob(node)
     tried: list[int] = []

@@ -1,6 +1,6 @@
 """Traversal verification of lanes, which accepts the first path that passes from its leaf to the root.
 
-A chain is one lane, of which this is block verification: its longest prefix that passes is accepted.
+A chain is one lane. Its verification is block verification: the longest prefix that passes is accepted.
 """
 
 from typing import NamedTuple, no_type_check
@@ -16,7 +16,7 @@ from specsim.fast.vocabulary.residual import Residuals, residual, residual_mass,
 from specsim.fast.vocabulary.summaries import GROUP
 
 
-class Weights(NamedTuple):
+class NodeWeights(NamedTuple):
     """Weights of nodes before their children are rejected, as kernel arguments."""
 
     nodes_ptr: torch.Tensor  # f32 [B, N], w; the root's is c in its residual relu(p - c q) without all lanes
@@ -145,7 +145,7 @@ def accept(inputs: Verification) -> torch.Tensor:
     """Write every request's path, and draw its bonus token, i32 [B]."""
     draft_prob = inputs.draft_prob
     size, num_parents, _ = draft_prob.shape
-    weights = Weights(
+    weights = NodeWeights(
         nodes_ptr=torch.empty(size, inputs.config.num_draft_tokens, dtype=torch.float32, device=draft_prob.device),
         prefixes_ptr=Residuals.empty(size * num_parents, draft_prob.device),
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 GREEDY = SamplingParams()
 _TREE = SpecConfig()
 _LOSSY = one_of(kind for kind in VERIFIER_KINDS if not kind.is_lossless)
+_VERIFIERS = f"{one_of(VERIFIER_KINDS)}; all but {_LOSSY} are lossless"
 _Settings = TypeVar("_Settings", SpecConfig, SamplingParams, ServingConfig)
 KVFormatName = Literal["model", "fp8_e4m3"]
 GraphName = Literal["eager", "step", "phase", "round"]
@@ -117,8 +118,8 @@ class TreeOptions(DraftTreeOptions, PageSizeOptions):
     # Start from these settings, which other options change. naive-eagle: topk 1, one step, pages of one token.
     preset: Annotated[str | None, option("Draft tree", presets=PRESETS, default="none")] = None
     topk: int = _TREE.topk
-    # Acceptance rule, lossless unless it is {names}.
-    verifier: Annotated[Verifier, common("Verification", names=_LOSSY)] = _TREE.verifier
+    # Acceptance rule: {names}.
+    verifier: Annotated[Verifier, common("Verification", values="NAME", names=_VERIFIERS)] = _TREE.verifier
     # KV that a draft token attends to: that of its lane, as in SGLang, or that of its ancestors, as in EAGLE.
     draft_kv: Annotated[Literal["lane", "ancestor"], option("KV cache")] = _TREE.draft_kv
     # Rank drafts by products of probabilities or by sums of log-probabilities, as in EAGLE.

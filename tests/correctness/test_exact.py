@@ -235,7 +235,7 @@ def test_implementations_of_a_lossy_rule_have_to_agree():
 
 @pytest.fixture(autouse=True)
 def no_records_of_other_tests():
-    """Import the code of records anew, which a test may change."""
+    """Import the code of records again, which a test may change."""
     resolve.cache_clear()
     yield
     resolve.cache_clear()

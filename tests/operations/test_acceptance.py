@@ -433,7 +433,7 @@ def test_one_draft_is_verified_alike_by_five_verifiers(prob, draft_prob, draft, 
     st.integers(0, 3),
 )
 def test_a_chain_of_lanes_is_verified_as_a_chain(weights, drafts, uniforms, depth_limit):
-    """Of one lane traversal is block verification, and both verifiers of siblings are rejection."""
+    """Traversal is block verification then, and both other verifiers of siblings are rejection."""
     prob_NV, draft_prob_NV = rows_of(*weights[:4]) / 8, (rows_of(*weights[4:]) + 1) / 11
     tree, (*accept, final) = chain(*drafts, depth_limit=depth_limit), uniforms
     for lanes, of_chain in ((traversal, block), (multi_round, rejection), (recursive, rejection)):

@@ -70,14 +70,14 @@ def bonus_traversal(draw: Draw, node: int) -> Distribution:
     return _ends(draw)[node].prob_V
 
 
-class _End(NamedTuple):
+class _RejectedNode(NamedTuple):
     """A node whose children are all rejected."""
 
     weight: Fraction  # probability that the path to it is accepted
     prob_V: Distribution  # of the bonus token
 
 
-def _ends(draw: Draw) -> dict[int, _End]:
+def _ends(draw: Draw) -> dict[int, _RejectedNode]:
     """Compute the ends of all nodes that may be accepted, parents first."""
     ends = {}
     weights = {0: Fraction(1)}  # before the rejections
@@ -91,7 +91,7 @@ def _ends(draw: Draw) -> dict[int, _End]:
             mass = sum(rest_V, Fraction(0))
             prob_V = tuple(rest / mass for rest in rest_V) if mass else prob_V
             weight = mass / (mass + 1 - weight) if mass else Fraction(0)
-        ends[node] = _End(weight, prob_V)
+        ends[node] = _RejectedNode(weight, prob_V)
     return ends
 
 

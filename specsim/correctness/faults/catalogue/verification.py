@@ -1,5 +1,6 @@
 """Faults of verification and its outputs: tokens, logprobs, counters, the drafter's next input."""
 
+from specsim.core.verifiers import KIND_OF, VERIFIER_KINDS, VERIFIER_OF
 from specsim.correctness.faults.fault import Fault, Trial
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=2, rounds=2)
@@ -7,7 +8,8 @@ EXTEND = "specsim.fast.kv.extend"
 FINISH = "specsim.fast.acceptance"
 DRAFT_DISTRIBUTION = "specsim.fast.vocabulary.draft_distribution"
 DISTRIBUTION = "specsim.fast.vocabulary.distribution"
-SIBLINGS = "specsim.fast.verifiers.multi_round"
+DISTINCT = KIND_OF[VERIFIER_OF["distinct"]]
+FROM_LEAVES = next(kind for kind in reversed(VERIFIER_KINDS) if kind.drafts == "siblings")
 LANES = dict(topk=4, num_steps=2, num_draft_tokens=9, page_size=1, batch=3, sampling="warm")
 
 FAULTS = (
@@ -180,7 +182,7 @@ FAULTS = (
         symptom="an equal sibling is rejected as soon as the first is, and the others are tested with a wrong q",
         fields=("draft_input.topk_index", "topk_index"),
         edits={DRAFT_DISTRIBUTION: "DISTINCT=[-next_power_of_2(num_drafts) if is_distinct else 0-]{+0+}"},
-        trial=Trial("differential", LANES | dict(verifier="recursive")),
+        trial=Trial("differential", LANES | dict(verifier=DISTINCT.name)),
     ),
     Fault(
         name="residual-not-normalised",
@@ -190,10 +192,10 @@ FAULTS = (
         symptom="siblings after the first are accepted too seldom, and the output follows another distribution",
         fields=("accept_index", "predict"),
         edits={
-            SIBLINGS: "                draft_scale = tl.where(rest > 0, scale, draft_scale)\n"
+            DISTINCT.fast.partition(":")[0]: "                draft_scale = tl.where(rest > 0, scale, draft_scale)\n"
             "[-                mass = tl.where(rest > 0, rest, mass)\n-]"
         },
-        trial=Trial("differential", LANES | dict(verifier="recursive")),
+        trial=Trial("differential", LANES | dict(verifier=DISTINCT.name)),
     ),
     Fault(
         name="rejected-sibling-kept-in-q",
@@ -202,8 +204,8 @@ FAULTS = (
         cause="q keeps a rejected sibling, from which the next one was not drawn any more",
         symptom="siblings after the first are tested with too small a q, and accepted too often",
         fields=("accept_index", "predict"),
-        edits={SIBLINGS: 'DISTINCT=[-inputs.config.verifier_kind.drafts == "distinct"-]{+False+}'},
-        trial=Trial("differential", LANES | dict(verifier="recursive", family="noisy", rounds=6)),
+        edits={DISTINCT.fast.partition(":")[0]: '[-inputs.config.verifier_kind.drafts == "distinct"-]{+False+}'},
+        trial=Trial("differential", LANES | dict(verifier=DISTINCT.name, family="noisy", rounds=6)),
     ),
     Fault(
         name="weight-kept-after-a-leaf",
@@ -213,8 +215,8 @@ FAULTS = (
         symptom="paths end above their leaves too often, and the output follows another distribution",
         fields=("accept_index", "predict"),
         edits={
-            "specsim.fast.verifiers.traversal": "[-depth < limit-]{+mass < 0+}, uniform * (mass + 1 - weight) - mass"
+            FROM_LEAVES.fast.partition(":")[0]: "[-depth < limit-]{+mass < 0+}, uniform * (mass + 1 - weight) - mass"
         },
-        trial=Trial("differential", LANES | dict(verifier="traversal")),
+        trial=Trial("differential", LANES | dict(verifier=FROM_LEAVES.name)),
     ),
 )
