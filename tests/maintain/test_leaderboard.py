@@ -99,4 +99,4 @@ def test_the_steps_of_the_page_name_what_exists():
     text = leaderboard.FOOT
     assert f"{leaderboard.EXAMPLES}/<NAME>{leaderboard.RULE_FILES.removeprefix('*')}" in text
     assert "python -m papers.reproduction.leaderboard" in text
-    assert [Path(place).name for place in leaderboard.submitted()] == ["my_rule.py"]
+    assert [Path(place).name for place in leaderboard.submitted()] == ["fly_rule.py", "my_rule.py"]

@@ -1,5 +1,6 @@
 """Examples outside the package: a drafter and an acceptance rule of a user."""
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -12,11 +13,15 @@ from specsim.core.token_drafter import TreeLimits
 from specsim.core.user_module import load_module, load_object
 from specsim.correctness import exact
 from specsim.correctness.exact import Certificates, certify_rules, load_rules
-from specsim.correctness.exact.cases import RULE_CASES
+from specsim.correctness.exact.cases import CHAIN as EXACT_CHAIN
+from specsim.correctness.exact.cases import PAPER, RULE_CASES
+from specsim.correctness.exact.rule_distribution import rule_distribution
+from specsim.reference.acceptance import rejection
 
 EXAMPLES = Path(__file__).parents[2] / "notebooks" / "examples"
 DRAFTER = f"{EXAMPLES / 'ngram_drafter.py'}:NgramDrafter"
 RULE = str(EXAMPLES / "my_rule.py")
+FLY = str(EXAMPLES / "fly_rule.py")
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n"
 CHAIN = SpecConfig(topk=1, num_steps=4)
 
@@ -91,6 +96,26 @@ def test_the_rule_runs_on_the_shipped_pair():
     assert found.to_json()["acceptance"] == {"synthetic": False, "rule": "K-SEQ"}
 
 
+def test_the_distance_of_fly_by_hand():
+    """p = (1/3, 2/3) and q = (2/3, 1/3): a first draft 0 passes with 1/2, the second draft with 2/3.
+
+    The first token is 0 with 2/3 · (1/2 + 1/2 · 2/3) = 5/9 instead of 1/3; any later one has the target's distribution.
+    """
+    (rule,) = load_rules(FLY)
+    found = rule_distribution(rule, PAPER).exact
+    assert (found.total_variation(PAPER), found.accepted) == (Fraction(2, 9), Fraction(14, 9))
+
+
+@pytest.mark.parametrize(("name", "value"), [("THRESHOLD", 1.1), ("WINDOW", 3)])
+def test_fly_that_overrides_nothing_is_rejection(name, value, monkeypatch):
+    """No entropy of three probabilities is above ln 3, and no window is as long as the chain."""
+    (rule,) = load_rules(FLY)
+    monkeypatch.setitem(rule.accept.__globals__, name, value)
+    found = rule_distribution(rule, EXACT_CHAIN).exact
+    assert found == rule_distribution(replace(rule, accept=rejection), EXACT_CHAIN).exact
+    assert found.total_variation(EXACT_CHAIN) == 0
+
+
 def test_examples_are_short():
-    for path, most in (("ngram_drafter.py", 40), ("my_rule.py", 65)):
+    for path, most in (("ngram_drafter.py", 40), ("my_rule.py", 65), ("fly_rule.py", 65)):
         assert len((EXAMPLES / path).read_text().splitlines()) <= most
