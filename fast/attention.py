@@ -37,8 +37,11 @@ class Prefix(NamedTuple):
     start: tl.tensor
     end: tl.tensor
     columns: tl.tensor  # of the table
-    first: tl.tensor  # [BLOCK_M], first key that a row sees
+    first: tl.tensor  # [BLOCK_M], first key of a row's window
     seen: tl.tensor  # [BLOCK_M], end of the keys that a row sees, 0 where it sees none
+    first_columns: tl.tensor  # keys from column 0 on that every row sees
+    window_tile: tl.tensor  # tile of `start`
+    skipped: tl.tensor  # tiles between the first columns and that one; the tiles of the first columns count from here
 
 
 class Extras(NamedTuple):
@@ -57,11 +60,21 @@ class BlockRows(NamedTuple):
     mask: tl.tensor
     position: tl.tensor
     window: tl.tensor  # last positions that a row sees
+    first_columns: tl.tensor  # first positions that it sees besides
+
+
+class Window(NamedTuple):
+    """Positions that a row sees, as a kernel's argument."""
+
+    last: int  # its own included
+    first: int
 
 
 @triton.jit
 @no_type_check
-def visible_prefix(table_ptr, columns, position, prefix_len, key_len, window, RAGGED: tl.constexpr):
+def visible_prefix(
+    table_ptr, columns, position, prefix_len, key_len, window, RAGGED: tl.constexpr, BLOCK_C: tl.constexpr
+):
     """Make the Prefix of a request for the rows of a block.
 
     RAGGED: rows may see different parts of it.
@@ -70,10 +83,12 @@ def visible_prefix(table_ptr, columns, position, prefix_len, key_len, window, RA
     start = 0
     end = key_len
     if RAGGED:
-        first = tl.where(prefix_len > 0, tl.maximum(position - window + 1, 0), columns)  # of the window
+        first = tl.where(prefix_len > 0, tl.maximum(position - window.last + 1, 0), columns)  # of the window
         start = tl.min(first, axis=0)
         end = tl.max(prefix_len, axis=0)
-    return Prefix(table_ptr, start, end, columns, first, prefix_len)
+    window_tile = start // BLOCK_C
+    skipped = tl.maximum(window_tile - tl.cdiv(window.first, BLOCK_C), 0)
+    return Prefix(table_ptr, start, end, columns, first, prefix_len, window.first, window_tile, skipped)
 
 
 @triton.jit
@@ -181,12 +196,16 @@ def fold_prefix(
     )
     for edge in tl.range(low_tile, high_tile - (high_whole - low_whole), num_stages=1):
         tile = edge + tl.where(edge < low_whole, 0, high_whole - low_whole)
+        tile -= tl.where(tile < prefix.window_tile, prefix.skipped, 0)
         column = tile * BLOCK_C + tl.arange(0, BLOCK_C)
-        slot = tl.load(prefix.table_ptr + 2 * column, mask=(column >= prefix.start) & (column < prefix.end), other=-1)
+        is_first = column < prefix.first_columns
+        mask = (is_first | (column >= prefix.start)) & (column < prefix.end)
+        slot = tl.load(prefix.table_ptr + 2 * column, mask=mask, other=-1)
         logits, value = _tile(query, kv, slot, slot >= 0, D, ROPE_DIM)
         seen = (slot >= 0)[None, :]
         if RAGGED:
-            seen = (column[None, :] >= prefix.first[:, None]) & (column[None, :] < prefix.seen[:, None])
+            seen = is_first[None, :] | (column[None, :] >= prefix.first[:, None])
+            seen = seen & (column[None, :] < prefix.seen[:, None])
         total, top, acc = _fold(total, top, acc, tl.where(seen, logits, float("-inf")), value, scale)
     dropped = prefix.seen == 0  # such a row has folded keys that it does not see
     return tl.where(dropped, 0.0, total), tl.where(dropped, float("-inf"), top), tl.where(dropped[:, None], 0.0, acc)
@@ -204,7 +223,8 @@ def fold_extras(total, top, acc, query, kv, extras, rows, low, high, scale, D: t
         slot = tl.load(extras.slots_ptr + extra + bit, mask=inside, other=-1)
         extra_position = tl.load(extras.positions_ptr + extra + bit, mask=inside, other=0)
         visible = ((bits[:, None] >> bit[None, :]) & 1 != 0) & (slot >= 0)[None, :]  # [BLOCK_M, WORD]
-        visible = visible & (rows.position[:, None] - extra_position[None, :] < rows.window)
+        is_first = (extra_position < rows.first_columns)[None, :]
+        visible = visible & (is_first | (rows.position[:, None] - extra_position[None, :] < rows.window))
         loaded = tl.max(visible.to(tl.int32), axis=0) > 0
         logits, value = _tile(query, kv, slot, loaded, D, ROPE_DIM)
         total, top, acc = _fold(total, top, acc, tl.where(visible, logits, float("-inf")), value, scale)
@@ -218,6 +238,7 @@ class Scores(NamedTuple):
     sinks: torch.Tensor | None = None  # [A], a score more of each query head, whose share of the softmax is lost
     scale: float | None = None  # factor of q·k; None: 1 / √D
     rope_dim: int = 0  # last channels of keys, which values do not have; the others are the value (latent attention)
+    first_columns: int = 0  # positions from 0 on that a row sees besides its window
 
 
 _PLAIN = Scores()
@@ -289,7 +310,7 @@ def _attention_kernel(
         key_len = tl.load(metadata_ptrs.key_lens + request)
     else:
         request, split, num_splits, first_part, key_len = assignment(
-            tl.arange(0, BLOCK_B), request, metadata_ptrs, window, num_requests, partition
+            tl.arange(0, BLOCK_B), request, metadata_ptrs, window.last + window.first, num_requests, partition
         )
         if request >= num_requests:
             return
@@ -324,8 +345,8 @@ def _attention_kernel(
     kv = HeadKV(kv_ptrs.keys_ptr + head * WIDTH, kv_ptrs.values_ptr + head * D, heads * WIDTH)
     scale = SCALE * LOG2_E
 
-    prefix = visible_prefix(table_ptr, columns, position, prefix_len, key_len, window, RAGGED)
-    first_tile = prefix.start // BLOCK_C
+    prefix = visible_prefix(table_ptr, columns, position, prefix_len, key_len, window, RAGGED, BLOCK_C)
+    first_tile = prefix.skipped
     last_tile = tl.maximum(tl.cdiv(prefix.end, BLOCK_C), first_tile)
     num_tiles = last_tile - first_tile + tl.cdiv(num_extras, BLOCK_C)
     low_tile, high_tile = tiles_of(split, num_splits, first_tile, num_tiles)
@@ -342,7 +363,7 @@ def _attention_kernel(
         metadata_ptrs.visible + low * ((extras + WORD - 1) // WORD),
         extras,
     )
-    rows = BlockRows(row, mask, position, window)
+    rows = BlockRows(row, mask, position, window.last, window.first)
     low_extra = tl.maximum(low_tile - last_tile, 0) * BLOCK_C
     high_extra = tl.minimum((high_tile - last_tile) * BLOCK_C, num_extras)
     total, top, acc = fold_extras(total, top, acc, query, kv, keys, rows, low_extra, high_extra, scale, D, ROPE_DIM)
@@ -396,7 +417,7 @@ def attention(
     A request's keys are read in parallel parts, merged in order. splits: number of parts; None: enough to fill the
     device, so that the last bits depend on the lengths of the whole batch; with invariant they do not.
     """
-    window, sinks, scale, rope_dim = _PLAIN if scores is None else scores
+    window, sinks, scale, rope_dim, first_columns = _PLAIN if scores is None else scores
     require_contiguous(query_RAD=query_RAD, sinks=sinks)
     keys = kv.keys[layer]
     heads, head_dim = keys.shape[1], keys.shape[2] - rope_dim
@@ -423,7 +444,7 @@ def attention(
             parts_ptrs=parts,
             sinks_ptr=sinks,
             partition=plan.partition,
-            window=MANY if window is None else window,
+            window=Window(MANY if window is None else window, first_columns),
             extras=metadata.extra_slots.shape[1],
             num_requests=num_requests,
             pairs=plan.pairs,

@@ -158,7 +158,7 @@ def self_attention_residual(
     """Compute base + attention of rows, [R, H], write their KV, and prepare the next norm."""
     heads = heads_of(config, layer)
     query_RAD = _queries(rows, weights, config, layer, forward)
-    scores = Scores(heads.window, weights.get("sinks"))
+    scores = Scores(heads.window, weights.get("sinks"), first_columns=heads.first_columns)
     attended_RAD = attention(query_RAD, layer, forward.kv, forward.metadata, scores, invariant=weights.batch_invariant)
     return weights.project_residual(base, HiddenRows(attended_RAD.flatten(1)), "o_proj", norm)
 

@@ -17,6 +17,7 @@ class Scores(NamedTuple):
     window: int | None = None  # number of positions that a row sees, its own last; None: all
     sinks: torch.Tensor | None = None  # [A], one more score of each query head, whose weight is dropped
     scale: float | None = None  # factor of q·k; None: 1 / √D
+    first_columns: int = 0  # positions from 0 on that a row sees besides its window
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +149,17 @@ def attention(
     scores: None for plain ones. A / (KV heads) query heads share a KV head (arXiv 2305.13245). A row that sees nothing
     gives zeros. Slots that no row sees are not read.
     """
-    window, sinks_A, scale = scores or Scores()
+    window, sinks_A, scale, first_columns = scores or Scores()
     num_heads = query_RAD.shape[1]
     out_RAD = query_RAD.new_zeros(*query_RAD.shape[:2], kv.values.shape[-1])
     start = 0
     group = num_heads // kv.keys.shape[2]
     for keys in metadata.keys:
         rows = slice(start, start := start + len(keys.mask))
-        mask = keys.mask if window is None else keys.mask & (metadata.positions[rows, None] - keys.positions < window)
+        mask = keys.mask
+        if window is not None:
+            age_QC = metadata.positions[rows, None] - keys.positions
+            mask = mask & ((age_QC < window) | (keys.positions < first_columns))
         seen = mask.any(0)
         key, value = (x.repeat_interleave(group, dim=1) for x in kv.read(layer, keys.slots[seen], query_RAD.dtype))
         logits = torch.einsum("qad,cad->aqc", query_RAD[rows], key)

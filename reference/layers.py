@@ -122,7 +122,8 @@ def self_attention(
     query = rotate(query, metadata.positions, inverse_D, shape.rope)
     key = rotate(key, metadata.positions, inverse_D, shape.rope)
     kv.write(layer, metadata.slots, key, value)
-    attended = attention(query, layer, kv, metadata, Scores(shape.window, weights.get("sinks")))
+    scores = Scores(shape.window, weights.get("sinks"), first_columns=shape.first_columns)
+    attended = attention(query, layer, kv, metadata, scores)
     return weights.project(attended.flatten(1), "o_proj")
 
 

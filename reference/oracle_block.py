@@ -56,7 +56,10 @@ def _slots(request: OracleRequest, tokens: list[int]) -> torch.Tensor:
 def _attention(
     model: Any, index: int, tensors: Tensors, context_LH: torch.Tensor, normed_RH: torch.Tensor
 ) -> torch.Tensor:
-    """Attend from the block to the context and to the whole block, within a window if the layer has one."""
+    """Attend from the block to the context and to the whole block.
+
+    Within a window, if the layer has one, and to its first columns.
+    """
     shape = model.layers[index].attention
     group = shape.num_heads // shape.num_kv_heads
     name = f"layers.{index}.self_attn"
@@ -66,8 +69,10 @@ def _attention(
     key, value = (
         project_heads(model, shape, tensors, name, part, read).repeat_interleave(group, dim=0) for part in "kv"
     )
-    age = length + torch.arange(len(normed_RH))[:, None] - torch.arange(len(read))
-    scores = (query @ key.mT * shape.head_dim**-0.5).masked_fill(age >= (shape.window or math.inf), -math.inf)
+    column = torch.arange(len(read))
+    age = length + torch.arange(len(normed_RH))[:, None] - column
+    is_unseen = (age >= (shape.window or math.inf)) & (column >= shape.first_columns)
+    scores = (query @ key.mT * shape.head_dim**-0.5).masked_fill(is_unseen, -math.inf)
     attended = attention_weights(scores, tensors.get(f"{name}.sinks")) @ value
     return linear(tensors, f"{name}.o_proj", attended.transpose(0, 1).flatten(1))
 

@@ -86,10 +86,10 @@ def _route(mlp: Any, tensors: Tensors, name: str, row_H: torch.Tensor) -> list[t
 
 
 def _heads(config: Any, shape: Any, tensors: Tensors, name: str, rows: torch.Tensor) -> torch.Tensor:
-    """Compute causal attention of the rows, over the last `window` rows if there is a window."""
+    """Compute causal attention of the rows, over the last `window` and the first ones if there is a window."""
     query, key, value = (project_heads(config, shape, tensors, name, part, rows) for part in "qkv")
     key, value = (x.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=0) for x in (key, value))
-    attended_ARD = _attend(query, key, value, shape.head_dim**-0.5, shape.window, tensors.get(f"{name}.sinks"))
+    attended_ARD = _attend(query, key, value, shape.head_dim**-0.5, shape, tensors.get(f"{name}.sinks"))
     return linear(tensors, f"{name}.o_proj", attended_ARD.transpose(0, 1).flatten(1))
 
 
@@ -121,7 +121,7 @@ def _latent(config: Any, shape: Any, tensors: Tensors, name: str, rows_RH: torch
     turned = stored(tensors, "key", rotate(shape.rope, joint[None, :, shape.latent_rank :]))
     turned = turned.expand(shape.num_heads, -1, -1)
     key = torch.cat([heads[..., : shape.nope_dim], turned], -1)
-    attended_ARD = _attend(query, key, heads[..., shape.nope_dim :], shape.scale, None, None)
+    attended_ARD = _attend(query, key, heads[..., shape.nope_dim :], shape.scale, shape, None)
     return linear(tensors, f"{name}.o_proj", attended_ARD.transpose(0, 1).flatten(1))
 
 
@@ -130,13 +130,14 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     scale: float,
-    window: int | None,
+    shape: Any,
     sinks_A: torch.Tensor | None,
 ) -> torch.Tensor:
     """Compute causal softmax attention of heads, [A, R, D]."""
     num_rows = query.shape[1]
-    age_RR = torch.arange(num_rows)[:, None] - torch.arange(num_rows)
-    unseen_RR = (age_RR < 0) | (age_RR >= (window or num_rows))
+    column_R = torch.arange(num_rows)
+    age_RR = column_R[:, None] - column_R
+    unseen_RR = (age_RR < 0) | ((age_RR >= (shape.window or num_rows)) & (column_R >= shape.first_columns))
     scores_ARR = (query @ key.mT * scale).masked_fill(unseen_RR, -math.inf)
     return attention_weights(scores_ARR, sinks_A) @ value
 

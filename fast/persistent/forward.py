@@ -56,6 +56,8 @@ def _attention_limit(attention: HeadAttention) -> str | None:
         return "a model that rotates all channels of a head in pairs (i, i + D/2)"
     if attention.bias or attention.output_bias or attention.has_sinks:
         return "a model whose attention has neither biases nor sinks"
+    if attention.first_columns:
+        return "a model whose windows have no first columns"
     if attention.window is not None and attention.window < MOST_ROWS:
         return f"a model whose windows are at least {MOST_ROWS}, not {attention.window}"
     return None

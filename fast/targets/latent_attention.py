@@ -266,7 +266,12 @@ def latent_attention_residual(
         forward.cos_sin,
         forward.metadata.slots,
     )
-    scores = Scores(scale=attention_config.scale, rope_dim=attention_config.rope_dim)
+    scores = Scores(
+        attention_config.window,
+        scale=attention_config.scale,
+        rope_dim=attention_config.rope_dim,
+        first_columns=attention_config.first_columns,
+    )
     invariant = weights.batch_invariant
     read_RAL = attention(query_RAL, layer, forward.kv, forward.metadata, scores, invariant=invariant)
     out_RAV = read_RAL.new_empty(num_rows, attention_config.num_heads, attention_config.value_dim)

@@ -34,7 +34,8 @@ def latent_attention(
     both_AML = weights["kv_b_proj.weight"].unflatten(0, (shape.num_heads, -1))
     key_ANL, value_AVL = both_AML.split([shape.nope_dim, shape.value_dim], dim=1)
     query_RAC = torch.cat([torch.einsum("ran,anl->ral", plain_RAN, key_ANL), turned_RAT], dim=-1)
-    attended_RAL = attention(query_RAC, layer, kv, metadata, Scores(scale=shape.scale))
+    scores = Scores(shape.window, scale=shape.scale, first_columns=shape.first_columns)
+    attended_RAL = attention(query_RAC, layer, kv, metadata, scores)
     return weights.project(torch.einsum("ral,avl->rav", attended_RAL, value_AVL).flatten(1), "o_proj")
 
 

@@ -37,6 +37,7 @@ class HeadAttention:
     head_dim: int
     rope: Rope
     window: int | None = None  # keys that a query sees, itself included; None: all
+    first_columns: int = 0  # of a request, which a query sees besides its window
     bias: bool = False  # of the projections to queries, keys and values
     output_bias: bool = False
     has_head_norms: bool = False  # RMS norms over each query and key head
@@ -67,11 +68,8 @@ class LatentAttention:
     scale: float  # of the scores
     rope: Rope
     bias: bool = False  # of the projections to latent vectors and of the output
-
-    @property
-    def window(self) -> None:
-        """Keys that a query sees: all."""
-        return None
+    window: int | None = None  # as of HeadAttention; checkpoints have none
+    first_columns: int = 0  # as of HeadAttention
 
     def kv_layout(self, num_layers: int) -> KVLayout:
         """Shape of the KV of layers with this attention."""
@@ -159,7 +157,7 @@ class ModelConfig:
 
     @property
     def heads(self) -> HeadAttention:
-        """Attention of every layer, without its window."""
+        """Attention of every layer, without its window and first columns."""
         first = _without_window(self.layers[0].attention)
         is_one = all(_without_window(layer.attention) == first for layer in self.layers)
         if not is_one or not isinstance(first, HeadAttention):
@@ -245,9 +243,19 @@ class ModelConfig:
             layers.append(layer)
         return replace(self, layers=tuple(layers))
 
+    def narrowed(self, window: int, first_columns: int) -> "ModelConfig":
+        """Let queries that see more than `window` keys see their last ones and the first columns of the request."""
+
+        def narrow(layer: LayerConfig) -> LayerConfig:
+            if layer.attention.window is not None and layer.attention.window <= window:
+                return layer
+            return replace(layer, attention=replace(layer.attention, window=window, first_columns=first_columns))
+
+        return replace(self, layers=tuple(map(narrow, self.layers)))
+
 
 def _without_window(attention: Any) -> Any:
-    return replace(attention, window=None) if isinstance(attention, HeadAttention) else attention
+    return replace(attention, window=None, first_columns=0) if isinstance(attention, HeadAttention) else attention
 
 
 @dataclass(frozen=True, slots=True)

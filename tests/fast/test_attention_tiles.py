@@ -190,7 +190,7 @@ def test_kernels_see_what_the_reference_sees(shuffled_pools, phase, device, prog
         assert (tensor < 2**31 - 1).all()  # no entry is unwritten
 
 
-def fill_for(phase: Phase, layer: int, window: int | None, dtype: torch.dtype) -> None:
+def fill_for(phase: Phase, layer: int, window: int | None, dtype: torch.dtype, first_columns: int = 0) -> None:
     """Write random KV of that type to the slots that some row sees, and NaN to all others."""
     kv = phase.pools.draft
     start = 0
@@ -198,7 +198,8 @@ def fill_for(phase: Phase, layer: int, window: int | None, dtype: torch.dtype) -
     kv.values.fill_(math.nan)
     for keys in phase.expected.keys:
         rows = phase.expected.positions[start : (start := start + len(keys.mask)), None]
-        mask = keys.mask if window is None else keys.mask & (rows - keys.positions < window)
+        in_window = window is None or (rows - keys.positions < window) | (keys.positions < first_columns)
+        mask = keys.mask & in_window
         slots = keys.slots[mask.any(0)]
         for buffer in (kv.keys, kv.values):
             buffer[layer, slots] = torch.randn(len(slots), *buffer.shape[2:]).to(dtype).double()
@@ -218,7 +219,7 @@ def budget(query_RAD: torch.Tensor, phase: Phase, dtype: torch.dtype) -> float:
     return float(values.abs().max() * (single * (4 * length + num_keys + 8) + narrow))
 
 
-# Phase, heads, key heads, head dim, window.
+# Phase, heads, key heads, head dim, window, first columns if there are any.
 ATTENDED = {
     "tree, no grouping": (tree_phase, (33, 4), 2, 2, 16, None),
     "tree, head dim 80": (tree_phase, (64, 1), 2, 1, 80, 3),
@@ -234,6 +235,12 @@ ATTENDED = {
     "ancestors in a window": (lane_phase, (8, 5, 3, 16, "ancestor"), 4, 2, 16, 4),
     "one lane in a window": (lane_phase, (1, 4, 2, 16, "lane"), 4, 1, 16, 18),
     "lanes at the limit": (lane_phase, (3, 4, 1, 4, "lane", 9), 2, 1, 16, None),
+    "tree, first columns and a window": (tree_phase, (7, 1), 4, 1, 16, 2, 3),
+    "prefill, first columns far away": (prefill_phase, ([700, 0], [9, 40], 16), 2, 2, 16, 7, 3),
+    "prefill, first columns in two tiles": (prefill_phase, ([700], [3], 16), 3, 1, 16, 150, 130),
+    "prefill, first columns at the window": (prefill_phase, ([125], [9], 1), 3, 1, 2, 100, 31),
+    "draft-extend with junk and first columns": (extend_phase, ([1, 4, 0], 4, 4), 4, 2, 16, 2, 1),
+    "ancestors, first columns and a window": (lane_phase, (8, 5, 3, 16, "ancestor"), 4, 2, 16, 4, 2),
 }
 
 
@@ -245,16 +252,17 @@ def test_attention_of_kernels_equals_the_references(shuffled_pools, attended, dt
 
     A padded request has NaN queries and gives zeros, as dropped rows do.
     """
-    make, arguments, heads, kv_heads, dim, window = attended
+    make, arguments, heads, kv_heads, dim, window, first = (*attended, 0)[:7]
     phase = make(shuffled_pools, *arguments, layout=KVLayout(2, kv_heads, dim))
-    fill_for(phase, 1, window, dtype)
+    fill_for(phase, 1, window, dtype, first)
     pools = twin(phase.pools, dtype, device)
     metadata = phase.build(pools, device)
     query = torch.randn(len(phase.expected.slots), heads, dim).to(dtype)
     more = torch.full((len(metadata.slots), heads, dim), math.nan, dtype=dtype)
     more[: len(query)] = query
-    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, Scores(window))
-    out = fast.attention(more.to(device), 1, pools.draft, metadata, fast.Scores(window), splits=splits).cpu()
+    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, Scores(window, first_columns=first))
+    scores = fast.Scores(window, first_columns=first)
+    out = fast.attention(more.to(device), 1, pools.draft, metadata, scores, splits=splits).cpu()
     assert out.dtype == dtype
     assert (out[: len(query)].double() - expected).abs().max() <= budget(query, phase, dtype)
     assert (out[: len(query)][phase.expected.slots < 0] == 0).all()

@@ -90,6 +90,18 @@ def test_a_window_counts_positions_back_from_the_row_itself(window):
     assert_close(out, torch_attention(query, keys, mask, kv, 0))
 
 
+@pytest.mark.parametrize("first", [1, 3, 13])
+def test_first_columns_stay_visible_beyond_the_window(first):
+    positions = torch.arange(13)
+    keys = Keys(torch.randperm(13), positions, positions <= positions[:, None])
+    kv, query = nan_buffer(1, 13, 2, 6), torch.randn(13, 4, 6, dtype=torch.float64)
+    fill_seen(kv, 0, keys)
+    mask = torch.tensor([[key <= row and (row - 4 < key or key < first) for key in range(13)] for row in range(13)])
+    metadata = AttentionMetadata(positions, keys.slots, (keys,))
+    out = attention(query, 0, kv, metadata, Scores(4, first_columns=first))
+    assert_close(out, torch_attention(query, keys, mask, kv, 0))
+
+
 def test_a_window_depends_on_positions_not_on_order_of_keys():
     """Two branches of a tree have the same positions one after the other."""
     positions = torch.tensor([0, 1, 2, 3, 4, 3, 4])

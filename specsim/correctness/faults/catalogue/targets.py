@@ -21,7 +21,7 @@ FAULTS = (
         cause="the metadata of verify has no sliding window, which prefill and drafting have",
         symptom="once a request is longer than the window, tokens differ from plain decoding",
         fields=("target_logits", *KV),
-        edits={ATTENTION: f"window=MANY if window is None {{+or {IS_TREE} +}}else window,"},
+        edits={ATTENTION: f"window=Window(MANY if window is None {{+or {IS_TREE} +}}else window, first_columns),"},
         trial=Trial("differential", TREE | dict(family="gpt_oss")),
     ),
     Fault(
