@@ -80,12 +80,10 @@ def _attention(
 def _logits(request: OracleRequest, hidden: torch.Tensor, before: int) -> torch.Tensor:
     """Compute a slot's logits [V] after a token."""
     tensors = request.draft_tensors
-    name = "lm_head.weight"
-    head = tensors[name] if name in tensors else request.target.tensors[name]
     if not request.draft_config.block.markov_rank:
-        return head @ hidden
+        return request.draft_head @ hidden
     bias = linear(tensors, "markov_head.markov_w2", tensors["markov_head.markov_w1.weight"][before])
-    return head @ hidden + bias
+    return request.draft_head @ hidden + bias
 
 
 def _is_confident(request: OracleRequest, hidden: torch.Tensor, before: int) -> bool:

@@ -28,7 +28,7 @@ def _eagle_row(request: OracleRequest, tokens: list[int], features_LF: torch.Ten
     hidden_RH = torch.cat([features_LF, *(hidden[None] for _, hidden in rows)])
     embedding_RH = tensors["embed_tokens.weight"][token_ids]
     hidden = _eagle(request.draft_config.model, tensors, embedding_RH, hidden_RH)[-1]
-    return hidden, request.target.tensors["lm_head.weight"] @ hidden
+    return hidden, request.draft_head @ hidden
 
 
 def _eagle3_row(request: OracleRequest, tokens: list[int], features_LF: torch.Tensor, rows: tuple[Row, ...]) -> Any:

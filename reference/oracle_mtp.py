@@ -40,7 +40,7 @@ def _row(request: OracleRequest, tokens: list[int], features_LF: torch.Tensor, r
     token_ids = [*tokens[1:], *(token for token, _ in rows)]
     hidden_RH = torch.cat([features_LF, *(hidden[None] for _, hidden in rows)])
     hidden = mtp_forward(request, 0, token_ids, hidden_RH)[-1]
-    return hidden, request.target.tensors["lm_head.weight"] @ hidden
+    return hidden, request.draft_head @ hidden
 
 
 def _product(request: OracleRequest, tokens: list[int], root: DraftNode) -> list[DraftNode]:
@@ -59,7 +59,7 @@ def _product(request: OracleRequest, tokens: list[int], root: DraftNode) -> list
     lanes = [root]
     for module in range(config.num_steps):
         hidden_LH = mtp_forward(request, module, [*tokens, *drafted][1 + module :], hidden_LH)
-        logits = request.target.tensors["lm_head.weight"] @ hidden_LH[-1]
+        logits = request.draft_head @ hidden_LH[-1]
         child_ids, own_scores_K, draft_prob_V = drafts(request, drafter, logits, len(tokens) - 1, module)
         drafted.append(child_ids[0])
         source = DraftNode((), None, 0, 0.0, draft_prob_V, hidden_LH[-1], ())

@@ -46,6 +46,11 @@ class OracleRequest:
         return self.drafter.tensors if self.drafter else {}
 
     @property
+    def draft_head(self) -> torch.Tensor:
+        """The drafter's head, [draft vocabulary, H], or the target's where it has none of its own."""
+        return self.draft_tensors.get("lm_head.weight", self.target.tensors["lm_head.weight"])
+
+    @property
     def draws_drafts(self) -> bool:
         """Check whether drafts are drawn, rather than the drafter's best tokens."""
         return self.config.is_sampled and self.sampling.temperature > 0

@@ -18,6 +18,8 @@ from specsim.core.token_drafter import TokenDrafter as TokenDrafter
 from specsim.core.token_drafter import TreeLimits as TreeLimits
 from specsim.explorer.explore import explore as explore
 from specsim.explorer.rounds import trace as trace
+from specsim.models.draft_limits import DraftWindow as DraftWindow
+from specsim.models.draft_vocabulary import DraftVocabulary as DraftVocabulary
 from specsim.models.load import load as load
 from specsim.serving.generation import generate as generate
 from specsim.serving.generation import load_engine as load_engine

@@ -24,6 +24,7 @@ from specsim.fast.model.metadata import AttentionMetadata, extend_metadata, pref
 from specsim.fast.model.rotary import ForwardContext, inverse_frequencies, rotations
 from specsim.fast.model.rows import HiddenRows, Norm, embed
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
+from specsim.fast.runtime.peer_memory import join_slices, without_padding
 from specsim.fast.targets.decoder import DecoderTarget, on_device
 from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
 from specsim.fast.vocabulary.shared_topk import can_share, shared_topk
@@ -31,7 +32,7 @@ from specsim.fast.vocabulary.topk import draft_topk
 
 
 class DecoderHead:
-    """A decoder over a target's features and the target's head, without its forward.
+    """A decoder over a target's features, with a head of its own or the target's, without its forward.
 
     Ranks share its weights where the kind allows it.
     """
@@ -42,8 +43,11 @@ class DecoderHead:
         self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: DecoderTarget, on: Placement
     ) -> None:
         self._target = target
-        self.vocabulary_ranks = target.ranks
         self._part = None if on.ranks is None else on.ranks.part
+        head = tensors.get("lm_head.weight")  # None: the target's
+        self.vocabulary_ranks = target.ranks if head is None else on.ranks
+        if head is not None and self._part is not None:
+            tensors = {**tensors, "lm_head.weight": self._part.padded(head, config.draft_vocab_size)}
         self._model = config.model if self._part is None else self._part.config(config.model)
         floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         weights = on_device(floating, on.device, on.dtype)
@@ -67,11 +71,22 @@ class DecoderHead:
         return features_RF
 
     def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Compute logits of the tokens of this rank's slice of the target's head."""
-        return self._target.rank_logits(hidden_RH)
+        """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all where no ranks share them."""
+        rows = self._head_rows(hidden_RH)
+        if self._weights.get("lm_head.weight") is None:
+            return self._target.rank_logits(rows.normed())
+        logits_RC = self._weights.project(rows, "lm_head")
+        ranks = self.vocabulary_ranks
+        return logits_RC if ranks is None else without_padding(ranks, logits_RC, self.draft_vocab_size)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._target.logits(hidden_RH)
+        logits_RV = self.rank_logits(hidden_RH)
+        ranks = self.vocabulary_ranks
+        return logits_RV if ranks is None else join_slices(ranks, logits_RV, self.draft_vocab_size)
+
+    def _head_rows(self, hidden_RH: torch.Tensor) -> HiddenRows:
+        """Return the rows that the head reads."""
+        return HiddenRows(hidden_RH)
 
     def _norm(self, name: str) -> Norm:
         return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)

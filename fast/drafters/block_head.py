@@ -46,11 +46,6 @@ class BlockHead(DecoderHead):
             rows, _ = run_layer(rows, weights, self._model, layer, forward, following)
         return rows.normed()
 
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Compute draft logits, [R, draft vocabulary], which do not depend on the drafts before."""
-        has_head = self._weights.get("lm_head.weight") is not None
-        return self._weights.project(HiddenRows(hidden_RH), "lm_head") if has_head else super().logits(hidden_RH)
-
     def biased(self, logits_RV: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
         """Add W2 · W1[token before], given as target ids, where there is a Markov head."""
         if not self.block.markov_rank:

@@ -18,7 +18,6 @@ from specsim.fast.layers import gated_mlp_residual, self_attention_residual
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import ForwardContext
 from specsim.fast.model.rows import HiddenRows, Norm, rms_norm
-from specsim.fast.runtime.peer_memory import join_slices, without_padding
 from specsim.fast.targets.decoder import DecoderTarget, run_layer
 
 
@@ -28,13 +27,8 @@ class Eagle3Head(DecoderHead):
     def __init__(
         self, config: Eagle3Config, tensors: Mapping[str, torch.Tensor], target: DecoderTarget, on: Placement
     ) -> None:
-        has_head = "lm_head.weight" in tensors  # of its own; otherwise it reads the target's
-        if on.ranks is not None and has_head:
-            head = on.ranks.part.padded(tensors["lm_head.weight"], config.draft_vocab_size)
-            tensors = {**tensors, "lm_head.weight": head}
         super().__init__(config, tensors, target, on)
         self._config = config
-        self.vocabulary_ranks = on.ranks if has_head else target.ranks
         self._embedding = self._weights.get("embed_tokens.weight")  # None: the target's
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
@@ -88,19 +82,9 @@ class Eagle3Head(DecoderHead):
             rows, _ = run_layer(rows, weights, self._model, layer, forward, self._input_norm(layer + 1))
         return rows.values
 
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        logits_RV = self.rank_logits(hidden_RH)
-        ranks = self.vocabulary_ranks
-        return logits_RV if ranks is None else join_slices(ranks, logits_RV, self.draft_vocab_size)
-
-    def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all where no ranks share them."""
-        rows = HiddenRows(hidden_RH, None if self._config.norm_output else self._norm("norm"))
-        if self._weights.get("lm_head.weight") is None:
-            return self._target.rank_logits(rows.normed())
-        logits_RC = self._weights.project(rows, "lm_head")
-        ranks = self.vocabulary_ranks
-        return logits_RC if ranks is None else without_padding(ranks, logits_RC, self.draft_vocab_size)
+    def _head_rows(self, hidden_RH: torch.Tensor) -> HiddenRows:
+        """Return the rows that the head reads, under the final norm unless the hidden state is after it."""
+        return HiddenRows(hidden_RH, None if self._config.norm_output else self._norm("norm"))
 
     def _normed_embedding(self, ids_R: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
         """Write the normed embeddings of tokens, those of the target where the head has none of its own."""

@@ -69,9 +69,6 @@ class FrozenKVHead(DecoderHead):
         """Return the first norm of a layer, or the final norm after the last layer."""
         return self._norm(f"layers.{layer}.input_layernorm" if layer < self._num_layers else "norm")
 
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._weights.project(HiddenRows(hidden_RH), "lm_head")
-
 
 @kernel
 @no_type_check

@@ -24,7 +24,9 @@ from specsim.fast.model.metadata import AttentionMetadata, causal_metadata, know
 from specsim.fast.model.rows import HiddenRows, rms_norm
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 from specsim.fast.targets.decoder import DecoderTarget, run_layer
-from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts
+from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
+
+_HEAD = ("lm_head.weight", "d2t")
 
 
 class MtpModule(DecoderHead):
@@ -39,7 +41,9 @@ class MtpModule(DecoderHead):
         index: int = 0,
     ) -> None:
         prefix = f"modules.{index}."
-        module = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        names = _HEAD if index == 0 else ()  # of the drafter, on the first module, which reads out all of them
+        module = {name: tensors[name] for name in names if name in tensors}
+        module |= {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         super().__init__(config, module, target, on)
         self._index = index
 
@@ -173,10 +177,12 @@ class MtpDrafter(ProductDrafter[ProductInput]):
         on: Placement,
         config: SpecConfig,
     ) -> None:
-        check_modules(drafter, config, target.config.vocab_size)
+        check_modules(drafter, config)
         shape = DraftShape(drafter.model.hidden_size, target.config.vocab_size, on.dtype)
         super().__init__(ProductInput, shape, config, on.device)
         self._modules = [MtpModule(drafter, tensors, target, on, depth) for depth in range(config.num_steps)]
+        d2t = self._modules[0].d2t
+        self._vocabulary = Vocabulary(d2t, None if d2t is None else inverse_of(d2t, target.config.vocab_size))
         self._is_chained = drafter.hidden_chain
         self._depths = torch.arange(config.num_steps, dtype=torch.int32, device=on.device)
         self.kv_layout = replace(self._modules[0].kv_layout, num_layers=config.num_steps)
@@ -240,7 +246,7 @@ class MtpDrafter(ProductDrafter[ProductInput]):
             ids_R = ids_of(batch, spans, shape, depth, out, pools)
             hidden_RH = module.forward(ids_R, hidden_RH, metadata, draft_kv(pools))
             last_BH = last_hidden(spans, hidden_RH, depth, out)
-            logits_BV, best = best_drafts(module, last_BH, self._config, self._config.topk)
+            logits_BV, best = best_drafts(self._modules[0], last_BH, self._config, self._config.topk)
             self._keep_drafts(batch, logits_BV, DrawnDrafts(*best), spans, depth, out)
             hidden_RH = hidden_RH if self._is_chained else target_RH
         out.bonus_tokens.copy_(bonus_tokens)
@@ -253,7 +259,8 @@ class MtpDrafter(ProductDrafter[ProductInput]):
         config = self._config
         if config.is_sampled:
             loop = Loop(self._depths[depth - 1 :], None, config.num_steps) if depth else None
-            draw_drafts(batch, logits_BV, Root(spans.end_lens), Vocabulary(), config, drafts, out.draft_prob, loop)
+            root = Root(spans.end_lens)
+            draw_drafts(batch, logits_BV, root, self._vocabulary, config, drafts, out.draft_prob, loop)
         out.topk_scores[:, depth].copy_(drafts.topk_scores)
         out.topk_index[:, depth].copy_(drafts.topk_index)
 

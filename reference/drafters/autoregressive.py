@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Self
 
 import torch
+from torch.nn.functional import linear
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter, DrafterConfig, Head, check_topk
@@ -32,6 +33,7 @@ class DecoderHead:
         self._target = target
         embedding = self._weights.get("embed_tokens.weight")
         self._embedding = target.embedding if embedding is None else embedding
+        self._head_VH = self._weights.get("lm_head.weight")  # None: the target's
         self._inverse_D = inverse_frequencies(config.model.rope)
         self.d2t = tensors.get("d2t")
         self.feature_layers = config.feature_layers
@@ -49,8 +51,7 @@ class DecoderHead:
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute draft logits, [R, draft vocabulary], with a head of its own where it has one, else the target's."""
-        has_head = self._weights.get("lm_head.weight") is not None
-        return self._weights.project(hidden_RH, "lm_head") if has_head else self._target.logits(hidden_RH)
+        return self._target.logits(hidden_RH) if self._head_VH is None else linear(hidden_RH, self._head_VH)
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, self._weights[f"{name}.weight"], self._model.rms_norm_eps)

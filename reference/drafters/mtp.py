@@ -92,7 +92,7 @@ class MtpDrafter(ProductDrafter[ProductInput]):
     ) -> None:
         super().__init__(ProductInput, config)
         self._vocab_size = target.config.vocab_size
-        check_modules(drafter, config, self._vocab_size)
+        check_modules(drafter, config)
         self._modules = [MtpModule(drafter, tensors, target, dtype, k) for k in range(config.num_steps)]
         self._drafter = drafter
         self._dtype = dtype
@@ -141,7 +141,7 @@ class MtpDrafter(ProductDrafter[ProductInput]):
     def _drafts(self, batch: Batch, logits_BV: torch.Tensor, root_lens: torch.Tensor, depth: int) -> RowDrafts:
         """Draft K tokens at a depth, the best ones or sampled ones, for rounds whose roots are at root_lens."""
         parents = Parents(logits_BV, root_lens, depth)
-        return draft(batch, parents, self._config.topk, None, self._config, self._vocab_size)
+        return draft(batch, parents, self._config.topk, self._modules[0].d2t, self._config, self._vocab_size)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._modules[0].logits(hidden_RH)

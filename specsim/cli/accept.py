@@ -9,7 +9,7 @@ import click
 from specsim.cli.file_options import check_png, png
 from specsim.cli.option_fields import command_line, common, option, refuse_others
 from specsim.cli.options import (
-    DraftFieldOptions,
+    DraftLimitOptions,
     DraftTreeOptions,
     ImplementationOptions,
     JsonOptions,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptOptions(DraftTreeOptions, ImplementationOptions, DraftFieldOptions, JsonOptions):
+class AcceptOptions(DraftTreeOptions, ImplementationOptions, DraftLimitOptions, JsonOptions):
     """Options of specsim accept."""
 
     # Target model: a folder, a hub id, or tiny, the shipped one. Measures one setting of this pair.
@@ -98,7 +98,8 @@ def accept(options: AcceptOptions) -> None:
     """Measure the accept length of a pair, or of all shipped ones.
 
     With --target it measures one setting on your prompts, and --json writes an acceptance record, which plan,
-    simulate, predict and lint-report take. The interval is a bootstrap over requests.
+    simulate, predict and lint-report take. The interval is a bootstrap over requests. With --draft-vocab or
+    --draft-window it measures the pair without them too, and compares.
 
     Without --target it studies the shipped drafters: a chain of 3 and a tree, at temperature 0 and 1, on the held-out
     prompts. Those without weights also run on edits, prompts that end within a copy of an excerpt. All drafters on all
@@ -167,8 +168,12 @@ def accept_pair(options: AcceptOptions, target: str) -> None:
     kind, draft = options.drafter_and_weights()
     engine_options = options.engine_options(config, drafts_on_host=drafts_on_host(kind, config))
     config.within(load_config(target, draft, kind).max_position_embeddings)
-    pair = load(target, draft, kind, options.draft_fields())
-    record = measure_pair(pair, prompts, config, sampling, engine_options, options.batch or BATCH, progress=True)
+    whole = load(target, draft, kind, options.draft_fields())
+    pair = options.limited(whole)
+    settings = (prompts, config, sampling, engine_options, options.batch or BATCH)
+    if earlier is None and pair is not whole:
+        earlier = measure_pair(whole, *settings, progress=True)
+    record = measure_pair(pair, *settings, progress=True)
     record = replace(record, source=command_line("accept", options, ("baseline", "tolerance")))
     compared = None if earlier is None else compare(record, earlier, TOLERANCE if tolerance is None else tolerance)
 
@@ -178,6 +183,8 @@ def accept_pair(options: AcceptOptions, target: str) -> None:
             from specsim.core.display import paragraph
 
             console.print()
+            if options.baseline is None:
+                paragraph(console, "The baseline is the same drafter with all of its tokens and keys:")
             paragraph(console, str(compared))
 
     try:
@@ -185,5 +192,5 @@ def accept_pair(options: AcceptOptions, target: str) -> None:
     finally:
         if options.plot is not None:
             write_whole(options.plot, png("acceptance_rates", {record.pair: record}), "plot")
-    if compared is not None and compared.is_regression:
+    if options.baseline is not None and compared is not None and compared.is_regression:
         raise click.exceptions.Exit(1)

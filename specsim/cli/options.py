@@ -14,7 +14,7 @@ from specsim.core.config import PRESETS, SamplingParams, ServingConfig, SpecConf
 from specsim.core.errors import InputError, require
 from specsim.core.json_schema import schema_name
 from specsim.core.kinds import DEFAULT, KINDS
-from specsim.core.limits import PageSize, StepCount, TreeTopk
+from specsim.core.limits import PageSize, StepCount, TokenCount, TreeTopk, Width
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.verifiers import VERIFIER_KINDS, Verifier, one_of
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from specsim.core.engine_options import EngineOptions
     from specsim.core.pair import Pair
+    from specsim.models.draft_vocabulary import DraftVocabulary
     from specsim.models.load import Parts
 
 GREEDY = SamplingParams()
@@ -204,7 +205,46 @@ class DraftFieldOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairOptions(TreeOptions, DraftFieldOptions):
+class DraftLimitOptions(DraftFieldOptions):
+    """A drafter with fewer tokens, and with fewer keys."""
+
+    # Draft only these tokens: a JSON list of ids, one id a line, or SGLang's .pt. With --draft-vocab-size: a text.
+    draft_vocab: Annotated[Path | None, option("Model", default="all of the drafter's", file="reads")] = None
+    # Draft only the most frequent tokens of the text in --draft-vocab, this number of them.
+    draft_vocab_size: Annotated[Width | None, option("Model", default="none, a list")] = None
+    # Last keys that the drafter sees, and not the whole request.
+    draft_window: Annotated[TokenCount | None, option("Model", default="all")] = None
+    # First columns of the request that the drafter sees besides its window.
+    draft_first_columns: Annotated[int, option("Model", at_least=0)] = 0
+
+    def limited(self, pair: "Pair") -> "Pair":
+        """Limit the tokens and the keys of a pair's drafter."""
+        for name, needed in (("draft_vocab_size", "draft_vocab"), ("draft_first_columns", "draft_window")):
+            value = getattr(self, name)
+            label = needed.replace("_", "-")
+            require(not value or getattr(self, needed), name, value, f"given with --{label} only")
+        if self.draft_vocab is None and self.draft_window is None:
+            return pair
+        from specsim.models.draft_limits import DraftWindow, limit_drafts
+
+        window = self.draft_window and DraftWindow(self.draft_window, self.draft_first_columns)
+        return limit_drafts(pair, self._vocabulary(pair), window)
+
+    def _vocabulary(self, pair: "Pair") -> "DraftVocabulary | Path | None":
+        """Count the text's tokens, or name the list."""
+        if self.draft_vocab is None or self.draft_vocab_size is None:
+            return self.draft_vocab
+        from specsim.core.files import read_text
+        from specsim.models.draft_vocabulary import DraftVocabulary
+
+        text = read_text(self.draft_vocab, "draft_vocab", "a UTF-8 text with --draft-vocab-size")
+        allowed = "none for a target without a tokenizer, which counts the text"
+        require(pair.tokenizer is not None, "draft_vocab_size", self.draft_vocab_size, allowed)
+        return DraftVocabulary.most_frequent(pair.tokenizer, text, self.draft_vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions(TreeOptions, DraftLimitOptions):
     """A target and its drafter, trained or with random weights, and the acceptance of its drafts."""
 
     # Drafter: {names}, MODULE:NAME of your own, KIND+suffix for both, or none, which is plain decoding.
@@ -269,8 +309,9 @@ class PairOptions(TreeOptions, DraftFieldOptions):
 
             draft_fields = self.draft_fields()
             config.within(load_config(self.target, self.draft, drafter).max_position_embeddings)
-            parts = None if is_whole else parts_of(engine)
-            return load(self.target, self.draft, drafter, draft_fields, self.bridge_vocabularies, parts)
+            parts = None if is_whole or self.draft_vocab else parts_of(engine)
+            pair = load(self.target, self.draft, drafter, draft_fields, self.bridge_vocabularies, parts)
+            return self.limited(pair)
         for name in ("target", "draft", "draft_field", "bridge_vocabularies"):
             if value := getattr(self, name):
                 raise exclusive(name, value, "--shape")
@@ -281,9 +322,9 @@ class PairOptions(TreeOptions, DraftFieldOptions):
         config.within(of.config.max_position_embeddings)
         device = engine.device or "cpu"
         if is_token_drafter(drafter):
-            return random_pair(of, device, engine.dtype, None).with_drafter(token_drafter(drafter))
+            return self.limited(random_pair(of, device, engine.dtype, None).with_drafter(token_drafter(drafter)))
         kind = None if drafter == "none" else drafter or DEFAULT
-        return random_pair(of, device, engine.dtype, kind)
+        return self.limited(random_pair(of, device, engine.dtype, kind))
 
 
 def parts_of(engine: "EngineOptions") -> "Parts | None":

@@ -37,6 +37,7 @@ class Variant:
     differs_in: Literal["nothing", "mode", "tensors", "vocabulary", "lookup"]
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its config
     sampling_tests: tuple[str, ...] = ()  # as a record's
+    change: str = ""  # function that makes its pair of the kind's pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class DrafterKind:
 
 
 _EITHER = ("sharded", "replicated")
+_CUT = Variant("mode", change="specsim.models.synthetic_pair:cut_pair")
+_WINDOWED = Variant("mode", change="specsim.models.synthetic_pair:windowed_pair")
 _LOOKED_UP: Mapping[str, Any] = {
     "oracle": "specsim.reference.oracle_draft:look_up",
     "drafts": "lookup",
@@ -142,7 +145,9 @@ _RECORDS = (
         trainer="specsim.training.eagle:build_eagle3",
         variants={
             "eagle3.1": Variant("tensors", dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), True)),
-            "eagle3+suffix": Variant("lookup"),
+            "eagle3.cut": _CUT,
+            "eagle3.window": _WINDOWED,
+            "eagle3+suffix": Variant("lookup", change="specsim.models.synthetic_pair:pair_with_lookup"),
         },
         parallel=_EITHER,
     ),
@@ -184,6 +189,8 @@ _RECORDS = (
         variants={
             "mtp.one": Variant("mode", {"num_modules": 1}),
             "mtp.parallel": Variant("mode", {"hidden_chain": False}),
+            "mtp.cut": replace(_CUT, sampling_tests=(VERIFIER_OF["sampled"],)),
+            "mtp.window": _WINDOWED,
         },
         parallel=("sharded",),
     ),
@@ -217,6 +224,7 @@ _RECORDS = (
         synthetic="specsim.models.synthetic.block:DFLASH",
         trainer="specsim.training.block:build_dflash",
         sampling_tests=(VERIFIER_OF["sampled"],),
+        variants={"dflash.window": _WINDOWED},
     ),
     DrafterKind(
         "dspark",
@@ -235,6 +243,7 @@ _RECORDS = (
         sampling_tests=tuple(
             verifier.name for verifier in VERIFIER_KINDS if verifier.is_lossless and not verifier.is_coupled
         ),
+        variants={"dspark.cut": _CUT},
     ),
     DrafterKind(
         "standalone",
@@ -250,7 +259,11 @@ _RECORDS = (
         sampling_tests=tuple(verifier.name for verifier in VERIFIER_KINDS if verifier.drafts != "best"),
         variants={
             "standalone.shifted": Variant("mode", {"rows": "shifted"}),
-            "standalone.tli": Variant("vocabulary", sampling_tests=(VERIFIER_OF["sampled"], VERIFIER_OF["siblings"])),
+            "standalone.tli": Variant(
+                "vocabulary",
+                sampling_tests=(VERIFIER_OF["sampled"], VERIFIER_OF["siblings"]),
+                change="specsim.models.synthetic_pair:bridged_pair",
+            ),
         },
         parallel=("replicated",),
     ),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.drafter import DrafterConfig, check_topk
 from specsim.core.errors import InputError, require, require_choice
 
 
@@ -24,10 +24,9 @@ class MtpConfig(DrafterConfig):
         require_choice("boundary", self.boundary, ("rewrite", "stale"))
 
 
-def check_modules(drafter: MtpConfig, config: SpecConfig, vocab_size: int) -> None:
+def check_modules(drafter: MtpConfig, config: SpecConfig) -> None:
     """Raise InputError for a setting with more steps than modules, or more lanes than tokens."""
     if config.num_steps > drafter.num_modules:
         modules = f"at most {drafter.num_modules}, the drafter's modules (one module alone makes any number of drafts)"
         raise InputError("num_steps", config.num_steps, modules)
-    if config.topk > vocab_size:
-        raise InputError("topk", config.topk, f"at most the vocabulary, {vocab_size}")
+    check_topk(config, drafter.draft_vocab_size)

@@ -9,5 +9,6 @@ HOMES = {
     **dict(generate="serving.generation", load_engine="serving.generation"),
     **dict(Generation="serving.outputs", Output="serving.outputs"),
     **dict(Pair="core.pair", load="models.load", EngineOptions="core.engine_options", InputError="core.errors"),
+    **dict(DraftVocabulary="models.draft_vocabulary", DraftWindow="models.draft_limits"),
     **dict(Scheduler="serving.scheduler", make_request="serving.requests"),
 }

@@ -10,6 +10,7 @@ from specsim.core.arguments import check_arguments
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_type
 from specsim.core.kinds import DEFAULT, KINDS, OWN
+from specsim.core.limits import TokenCount
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, kind_of
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
@@ -24,6 +25,7 @@ from specsim.models.checkpoint.model_config import read_target_config
 from specsim.models.checkpoint.vocabulary import LazyTokenizer, check_vocabulary, has_tokenizer
 from specsim.models.checkpoint.vocabulary import bridge_vocabularies as bridged
 from specsim.models.checkpoint.weights import Slices, read_weights
+from specsim.models.draft_limits import DraftWindow, VocabularySource, limit_drafts
 
 SHIPPED = "tiny"  # name of the shipped target
 _TOKEN_DRAFTERS = tuple(name for name, kind in KINDS.items() if not kind.has_weights)
@@ -44,6 +46,8 @@ def load(
     draft_fields: Mapping[str, Any] | None = None,
     bridge_vocabularies: bool = False,
     parts: Parts | None = None,
+    draft_vocab: VocabularySource | None = None,
+    draft_window: DraftWindow | TokenCount | None = None,
 ) -> Pair:
     """Load a target and its drafter, each from a folder or a hub id.
 
@@ -56,6 +60,8 @@ def load(
     bridge_vocabularies: a language model with another vocabulary drafts the tokens that its target has too.
     parts: of safetensors, only the slices of one rank are read; an engine of that rank can run the pair.
     "KIND+suffix", or a drafter of your own in place of suffix: where that one has drafts they are taken.
+    draft_vocab, draft_window: tokens that the drafter drafts from and keys that it sees, see limit_drafts. A drafter
+    with fewer tokens is read whole, as its head is that of all ranks.
     """
     drafter, lookup = split_lookup(drafter)
     if draft_fields is not None:
@@ -65,7 +71,7 @@ def load(
         raise InputError("bridge_vocabularies", True, _bridged_kinds())
     if folders.draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter that has weights")
-    parts = parts or Parts()
+    parts = parts if parts and draft_vocab is None else Parts()
     # The drafter may be in the target's folder, which is read once.
     family = read_target_config(folders.target).family
     read = cache(partial(read_weights, slices=parts.target and Slices(parts.target, TABLES, family)))
@@ -79,10 +85,9 @@ def load(
         loaded_drafter = replace(loaded_drafter, part=parts.drafter)
         loaded_drafter = _speaking(loaded_drafter, folders, checkpoint.config, bridge_vocabularies)
     tokenizer = LazyTokenizer(folders.target) if has_tokenizer(folders.target) else None
-    if lookup is None:
-        return Pair(checkpoint, loaded_drafter, tokenizer, folders.name)
-    other: Any = token_drafter(lookup)
-    return Pair(checkpoint, loaded_drafter, tokenizer, f"{folders.name}+{lookup}", other)
+    other: Any = lookup and token_drafter(lookup)
+    name = folders.name if lookup is None else f"{folders.name}+{lookup}"
+    return limit_drafts(Pair(checkpoint, loaded_drafter, tokenizer, name, other), draft_vocab, draft_window)
 
 
 def split_lookup(drafter: str | None) -> tuple[str | None, str | None]:

@@ -20,6 +20,7 @@ from specsim.core.token_drafter import SuffixConfig
 from specsim.core.verifiers import resolve
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.checkpoint.vocabulary import bridge
+from specsim.models.draft_limits import DraftWindow, limit_drafts
 from specsim.models.synthetic.weights import random_weights
 from specsim.models.tiny_config import tiny_config
 
@@ -64,12 +65,26 @@ def bridged_pair(pair: Pair, seed: int = 0) -> Pair:
     return replace(pair, drafter=bridge(other.drafter, pair.target.config, other.pairs, other.stand_in))
 
 
+def cut_pair(pair: Pair) -> Pair:
+    """Let a pair's drafter draft two tokens of three."""
+    vocab_size = pair.target.config.vocab_size
+    return limit_drafts(pair, [token for token in range(vocab_size) if token % 3 != 1])
+
+
+def windowed_pair(pair: Pair) -> Pair:
+    """Let a pair's drafter see its last five keys, and the first two of the request."""
+    return limit_drafts(pair, draft_window=DraftWindow(5, first_columns=2))
+
+
+def pair_with_lookup(pair: Pair) -> Pair:
+    """Look up drafts next to a pair's drafter, after any token that occurred before."""
+    return replace(pair, lookup=SuffixConfig(shared=False, least_match=1), name=f"{pair.name}+suffix")
+
+
 def as_variant(name: str, pair: Pair) -> Pair:
-    """Give a pair what a variant has outside its config: another vocabulary, or a lookup next to its drafter."""
-    differs_in = TESTED[name].variant(name).differs_in
-    if differs_in == "lookup":
-        return replace(pair, lookup=SuffixConfig(shared=False, least_match=1), name=f"{pair.name}+suffix")
-    return bridged_pair(pair) if differs_in == "vocabulary" else pair
+    """Change a pair as the variant of this name does."""
+    change = TESTED[name].variant(name).change
+    return resolve(change)(pair) if change else pair
 
 
 # Llama 3.1's rotary scaling, for contexts as short as these pairs'.

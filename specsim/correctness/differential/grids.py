@@ -166,6 +166,8 @@ OWN_STEPS = (
     ),
 )
 _OTHERS = [name for name in KINDS if TESTED[name].has_weights and name not in ("eagle3.1", "mtp", "p-eagle")]
+# Fewer tokens or a window, of drafters whose modes have other cells.
+_LIMITED = [mode for mode in MODES if mode.endswith((".cut", ".window")) and TESTED[mode].name not in _OTHERS]
 # Cells of drafters beyond their pairs.
 DRAFTERS = (
     QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
@@ -174,6 +176,7 @@ DRAFTERS = (
     *(each | {"kind": kind} for kind in _OTHERS for each in OWN_KV),
     *_verified("dspark"),  # with drafts that a low confidence ends
     *(each | {"kind": mode} for mode in MODES if TESTED[mode].name in _OTHERS for each in OWN_KV[1:4]),
+    *(each | {"kind": mode} for mode in _LIMITED for each in OWN_KV[:3]),
     *MTP,
     *P_EAGLE,
     *OWN_STEPS,

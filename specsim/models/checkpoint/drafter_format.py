@@ -48,6 +48,7 @@ class DrafterFormat:
     speculators: str | None = None  # speculators_model_type of vllm-project/speculators
     writer: HeadWriter | None = None
     is_language_model: bool = False  # it has a tokenizer of its own, and its vocabulary can be bridged to the target's
+    draft_rows: tuple[str, ...] = ("lm_head.weight",)  # tensors with a row for each draft id
 
 
 def format_of(kind: str) -> DrafterFormat:
@@ -81,8 +82,13 @@ def drafter_kind(fields: Fields, keys: Collection[str], wanted: str | None = Non
 
 
 def drafter_layout(config: DrafterConfig) -> DrafterLayout:
-    """List the tensors of a drafter of any kind."""
-    return format_of(config.kind).layout(config)
+    """List the tensors of a drafter of any kind; one with a draft vocabulary has a head of its own and d2t."""
+    required, optional = format_of(config.kind).layout(config)
+    size = config.draft_vocab_size
+    if size != config.model.vocab_size:
+        required = required | {"lm_head.weight": (size, config.model.hidden_size), "d2t": (size,)}
+        optional = optional | {"t2d": (config.model.vocab_size,)}
+    return DrafterLayout(required, optional)
 
 
 def speculators_fields(

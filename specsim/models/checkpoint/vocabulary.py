@@ -84,7 +84,7 @@ def check_vocabulary(target: ModelConfig, target_folder: Path, draft: ModelConfi
     """
     differing: list[str] = []
     if has_tokenizer(target_folder) and has_tokenizer(draft_folder):
-        target_tokens, draft_tokens = (_tokens(LazyTokenizer(folder)) for folder in (target_folder, draft_folder))
+        target_tokens, draft_tokens = (tokens_by_id(LazyTokenizer(folder)) for folder in (target_folder, draft_folder))
         both = sorted(target_tokens.keys() & draft_tokens.keys())
         differing = [
             f"id {token_id} is {draft_tokens[token_id]!r}, not {target_tokens[token_id]!r}"
@@ -98,13 +98,14 @@ def check_vocabulary(target: ModelConfig, target_folder: Path, draft: ModelConfi
         raise InputError(f"the vocabulary of {draft_folder}", value, allowed)
 
 
-def _tokens(tokenizer: Any) -> dict[int, str]:
+def tokens_by_id(tokenizer: Any) -> dict[int, str]:
+    """List the text of every token, as the tokenizer has it."""
     return {index: token for token, index in tokenizer.get_vocab().items()}
 
 
 def _ids_by_text(tokenizer: Any) -> dict[str, int]:
     """List the lowest id of every token, with a plain space in place of the tokenizer's mark at its beginning."""
-    tokens = _tokens(tokenizer)
+    tokens = tokens_by_id(tokenizer)
     mark = max(_SPACES, key=lambda space: sum(token.startswith(space) for token in tokens.values()))
     ids: dict[str, int] = {}
     for index in sorted(tokens):

@@ -220,6 +220,7 @@ def _format(config_class: type[BlockDrafterConfig], precedence: int, matches: Ma
         layout=_layout,
         speculators=config_class.kind,
         writer=HeadWriter((layout, "speculators"), _config_json),
+        draft_rows=("lm_head.weight", "markov_head.markov_w2.weight"),
     )
 
 
