@@ -70,9 +70,10 @@ def calibrate(options: CalibrateOptions) -> None:
     from specsim.simulator.calibration.server_fit import fit_server, read_files, show
     from specsim.simulator.cost import CostModel
     from specsim.simulator.drafter import drafter as drafters
+    from specsim.simulator.drafter import trained_vocabulary
 
     target = models(options.model)
-    head = drafters(options.drafter, target, options.draft_vocab)
+    head = drafters(options.drafter, target, trained_vocabulary(options.drafter, options.draft_vocab))
     cost = CostModel(gpus(options.hardware), target, head, tensor_parallel=options.tensor_parallel)
     names = ("num_steps", "topk", "num_draft_tokens", "batch", "prompt_tokens", "output_tokens")
     sources, cells = read_files(paths, Context(**{name: getattr(options, name) for name in names}))

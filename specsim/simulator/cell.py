@@ -12,7 +12,7 @@ from specsim.core.kinds import SERVED
 from specsim.simulator.acceptance import Option
 from specsim.simulator.bounds import count, is_number
 from specsim.simulator.calibration.profile import profile
-from specsim.simulator.drafter import drafter
+from specsim.simulator.drafter import drafter, trained_vocabulary
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
@@ -131,7 +131,7 @@ class Cell:
         target = model(self.model)
         if self.kv_cache_dtype != "auto":
             target = replace(target, kv_bytes=KV_BYTES[self.kv_cache_dtype])
-        head = drafter(self.drafter, target, self.draft_vocab)
+        head = drafter(self.drafter, target, trained_vocabulary(self.drafter, self.draft_vocab))
         names = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "seed", "efficiency")
         settings: dict[str, Any] = {name: getattr(self, name) for name in (*names, "schedule", "plain_schedule")}
         settings["default_parameters"] = self.kept

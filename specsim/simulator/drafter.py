@@ -89,14 +89,26 @@ def drafter(
 ) -> Drafter:
     """Make the drafter of a target, of one or a few layers of the target's width.
 
-    draft_vocab_size: of a head with a vocabulary of drafts; None: the target's. intermediate_size: of the gated
+    draft_vocab_size: tokens that its head drafts from; None: the target's. intermediate_size: of the gated
     feed-forward of a head's dense layers; None: that of the target's config, the rule by which
     vllm-project/speculators trains heads. Of targets with experts there are wider ones: those of sgl-project/SpecForge
     for gpt-oss-20b and Qwen3-235B-A22B, and nvidia/gpt-oss-120b-Eagle3, have 6 H.
     """
     require_choice("drafter", kind, tuple(SERVED))
     head = resolve(SERVED[kind].cost)(target, draft_vocab_size, intermediate_size)
-    return replace(head, model=replace(head.model, name=f"{kind} of {target.name}"))
+    sizes = {} if draft_vocab_size is None else _vocabulary(target, draft_vocab_size)
+    return replace(head, model=replace(head.model, name=f"{kind} of {target.name}", **sizes))
+
+
+def trained_vocabulary(kind: str, size: int) -> int | None:
+    """Return this size for a kind whose heads are trained with a vocabulary of drafts, None for others."""
+    return size if kind in SERVED and SERVED[kind].has_vocabulary else None
+
+
+def _vocabulary(target: Model, draft_vocab_size: int | None) -> dict[str, int]:
+    """Size a head with a vocabulary of drafts, the target's where there is none."""
+    size = integer("draft_vocab_size", target.vocab_size if draft_vocab_size is None else draft_vocab_size)
+    return {"vocab_size": size, "head_weights": size * target.hidden_size}
 
 
 def _dense(target: Model, intermediate_size: int | None) -> tuple[Model, Layers]:
@@ -120,10 +132,9 @@ def eagle_head(target: Model, _: int | None, intermediate_size: int | None) -> D
 def eagle3_head(target: Model, draft_vocab_size: int | None, intermediate_size: int | None) -> Drafter:
     """Make fc over three features [H, 3H] in draft-extend, attention over token and feature, a head over its drafts."""
     head, layer = _dense(target, intermediate_size)
-    vocab = integer("draft_vocab_size", target.vocab_size if draft_vocab_size is None else draft_vocab_size)
     first = replace(layer, attention_weights=layer.attention_weights + layer.input_weights)
-    weights = {"entry_weights": 3 * target.hidden_size**2, "head_weights": vocab * target.hidden_size}
-    return Drafter(replace(head, layers=(first,), eager_kernels=EAGLE3_KERNELS, vocab_size=vocab, **weights))
+    weights = {"entry_weights": 3 * target.hidden_size**2, **_vocabulary(target, draft_vocab_size)}
+    return Drafter(replace(head, layers=(first,), eager_kernels=EAGLE3_KERNELS, **weights))
 
 
 def p_eagle_head(target: Model, draft_vocab_size: int | None, intermediate_size: int | None) -> Drafter:
@@ -147,8 +158,9 @@ def dflash_head(target: Model, _: int | None, intermediate_size: int | None) -> 
     return Drafter(replace(head, layers=(replace(layer, count=BLOCK_LAYERS),), entry_weights=entry), first_slot=1)
 
 
-def dspark_head(target: Model, _: int | None, intermediate_size: int | None) -> Drafter:
-    """Make a DFlash head with two tables of MARKOV_RANK for the token before a draft."""
+def dspark_head(target: Model, draft_vocab_size: int | None, intermediate_size: int | None) -> Drafter:
+    """Make a DFlash head with two tables of MARKOV_RANK, for the token before a draft and for the draft."""
     head = dflash_head(target, None, intermediate_size).model
-    markov = MARKOV_RANK * target.vocab_size
-    return Drafter(replace(head, embedding_weights=2 * markov), first_slot=0, step_weights=markov)
+    markov = MARKOV_RANK * _vocabulary(target, draft_vocab_size)["vocab_size"]
+    tables = MARKOV_RANK * target.vocab_size + markov
+    return Drafter(replace(head, embedding_weights=tables), first_slot=0, step_weights=markov)

@@ -91,6 +91,14 @@ def test_a_block_drafter_reads_its_layers_once(kind, rows):
     assert extend == pytest.approx(2 * (5 * LLAMA.hidden_size**2 + 5 * LLAMA.hidden_size * KV), rel=1e-12)
 
 
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_cut_head_reads_fewer_rows(kind):
+    whole, cut = (drafter(kind, LLAMA, size).model for size in (None, VOCAB))
+    assert (whole.vocab_size, cut.vocab_size) == (LLAMA.vocab_size, VOCAB)
+    assert whole.head_weights - cut.head_weights == (LLAMA.vocab_size - VOCAB) * LLAMA.hidden_size
+    assert sum(read_bytes(kind, draft_vocab=VOCAB)) < sum(read_bytes(kind))
+
+
 @pytest.mark.parametrize("kind", ["p-eagle", "dflash"])
 def test_a_tree_over_parallel_drafts_costs_no_more_to_draft(kind):
     assert read_bytes(kind, SpecConfig(4, 3, 8)) == read_bytes(kind)
