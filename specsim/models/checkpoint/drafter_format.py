@@ -82,7 +82,10 @@ def drafter_kind(fields: Fields, keys: Collection[str], wanted: str | None = Non
 
 
 def drafter_layout(config: DrafterConfig) -> DrafterLayout:
-    """List the tensors of a drafter of any kind; one with a draft vocabulary has a head of its own and d2t."""
+    """List the tensors of a drafter of any kind.
+
+    One with a draft vocabulary has a head of its own, and d2t.
+    """
     required, optional = format_of(config.kind).layout(config)
     size = config.draft_vocab_size
     if size != config.model.vocab_size:
