@@ -168,11 +168,11 @@ def accept_pair(options: AcceptOptions, target: str) -> None:
     kind, draft = options.drafter_and_weights()
     engine_options = options.engine_options(config, drafts_on_host=drafts_on_host(kind, config))
     config.within(load_config(target, draft, kind).max_position_embeddings)
-    whole = load(target, draft, kind, options.draft_fields())
-    pair = options.limited(whole)
+    unlimited = load(target, draft, kind, options.draft_fields())
+    pair = options.limited(unlimited)
     settings = (prompts, config, sampling, engine_options, options.batch or BATCH)
-    if earlier is None and pair is not whole:
-        earlier = measure_pair(whole, *settings, progress=True)
+    if earlier is None and pair is not unlimited:
+        earlier = measure_pair(unlimited, *settings, progress=True)
     record = measure_pair(pair, *settings, progress=True)
     record = replace(record, source=command_line("accept", options, ("baseline", "tolerance")))
     compared = None if earlier is None else compare(record, earlier, TOLERANCE if tolerance is None else tolerance)

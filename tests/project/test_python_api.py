@@ -181,6 +181,8 @@ def run(**changes: Any) -> dict[str, Any]:
 
 GOOD: dict[str, Any] = {
     "specsim.AcceptanceRule": lambda: dict(name="mine", drafts="best", accept=accept),
+    "specsim.DraftVocabulary": lambda: dict(token_ids=(5, 2), tokens=("b", "a")),
+    "specsim.DraftWindow": lambda: dict(size=16, first_columns=4),
     "specsim.EngineOptions": dict,
     "specsim.NgramConfig": dict,
     "specsim.SuffixConfig": dict,

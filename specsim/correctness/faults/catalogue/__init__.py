@@ -2,7 +2,6 @@
 
 from specsim.correctness.faults.catalogue import (
     blocks,
-    draft_limits,
     draft_models,
     drafting,
     mtp,
@@ -14,5 +13,5 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (drafting, draft_models, draft_limits, blocks, mtp, slots, verification, targets, ranks, serving)
+GROUPS = (drafting, draft_models, blocks, mtp, slots, verification, targets, ranks, serving)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)

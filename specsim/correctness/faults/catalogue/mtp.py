@@ -1,10 +1,17 @@
-"""Faults of MTP modules and P-EAGLE heads: tokens stay right, and fewer drafts are accepted."""
+"""Faults of MTP modules, P-EAGLE heads, cut vocabularies and windows: tokens stay right, and fewer drafts are accepted.
+
+Those of vocabularies and windows can be of any drafter.
+"""
 
 from specsim.correctness.faults.fault import Fault, Trial
 
 CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=2, rounds=2, kind="mtp", family="noisy")
 DRAFTER = "specsim.fast.drafters.mtp"
+CUT = CHAIN | dict(kind="mtp.cut")
+WINDOWED = CHAIN | dict(kind="mtp.window")
 P_EAGLE_CHAIN = CHAIN | dict(kind="p-eagle")
+HEAD = "specsim.fast.drafters.autoregressive"
+ATTENTION = "specsim.fast.attention"
 P_EAGLE = "specsim.fast.drafters.p_eagle"
 P_EAGLE_ROWS = "specsim.fast.drafters.p_eagle_rows"
 INPUT = ("draft_input.hidden", "hidden")
@@ -100,5 +107,48 @@ FAULTS = (
         fields=INPUT,
         edits={P_EAGLE_ROWS: "mask_token=[-mask.token_id-]{+0+},"},
         trial=Trial("differential", P_EAGLE_CHAIN | dict(rounds=1)),
+    ),
+    Fault(
+        name="cut-vocabulary-of-another-list",
+        source="sgl-project/SpecForge#764",
+        operation="drafting",
+        cause="a map from draft ids to target ids is kept for another list of the same size, here the lowest ids",
+        symptom="tokens stay right; a draft is another token than the head chose, and almost none is accepted",
+        fields=("draft_input.topk_index", "candidates.tokens"),
+        edits={HEAD: "self.d2t = None if d2t is None else d2t{+.mul(0)+}.to(on.device, torch.int64)"},
+        trial=Trial("differential", CUT | dict(rounds=1)),
+    ),
+    Fault(
+        name="sink-columns-rotated",
+        source="inferred: positions counted within the cache, as in StreamingLLM (arXiv 2309.17453)",
+        operation="attention",
+        cause="a drafter's keys are rotated by their places among those that the window leaves, here seven",
+        symptom="once a request is longer than first columns and window, all distances are too short",
+        fields=(*INPUT, "draft logits", *KV),
+        edits={HEAD: "angles = rotations(metadata.positions{+.clamp(max=6)+}, self._inverse_D"},
+        trial=Trial("differential", WINDOWED),
+    ),
+    Fault(
+        name="first-columns-rolled-over",
+        source="inferred: first columns and window in one ring buffer",
+        operation="attention",
+        cause="the columns that stay visible are those before the window, and not the first ones of the request",
+        symptom="once a request is longer than first columns and window, drafts lose the first columns",
+        fields=(*INPUT, "draft logits", *KV),
+        edits={
+            ATTENTION: "is_first = [-column < prefix.first_columns-]"
+            "{+(column < prefix.start) & (column >= prefix.start - prefix.first_columns)+}\n"
+        },
+        trial=Trial("differential", WINDOWED),
+    ),
+    Fault(
+        name="first-columns-skipped",
+        source="inferred: an attention kernel that starts at the window's first tile",
+        operation="attention",
+        cause="tiles before the window are skipped, those of the first columns too",
+        symptom="drafts lose the first columns once the window begins in a later tile",
+        fields=(*INPUT, "draft logits", *KV),
+        edits={ATTENTION: "skipped = [-tl.maximum(-]window_tile[- - tl.cdiv(window.first, BLOCK_C), 0)-]\n"},
+        trial=Trial("differential", WINDOWED | dict(page_size=256, batch=1, rounds=1)),
     ),
 )
