@@ -44,7 +44,7 @@ from specsim.serving.runner import Runner
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import EVENTS, Chunk, DeliveredRound, Preemption
 
-PROGRAMS = [draw(0, index) for index in range(400)]
+PROGRAMS = [draw(0, index) for index in range(600)]
 
 
 def shown(result: Soak) -> str:
@@ -116,7 +116,7 @@ def test_programs_cover_the_settings():
     assert None in {each.chunk_tokens for each in servings} > {1}
     assert {each.num_ranks for each in PROGRAMS} == {1, 2, 3}
     assert {each.graph for each in PROGRAMS} == {"eager", "step", "phase", "round"}
-    drawn = [draw(0, index, 1) for index in range(1000)]
+    drawn = [draw(0, index, 1) for index in range(1500)]
     assert {each.pair for each in drawn} == {f"{kind}-{family}" for kind in KINDS for family in families(kind)}
     assert {(each.kind, each.kv) for each in drawn} == {(kind, kv) for kind in KINDS for kv in formats(kind)}
     assert all(each.limits[-1][1] == each.serving.num_slots for each in PROGRAMS if each.limits)
