@@ -157,7 +157,7 @@ def fault(owner, name: str, program: str, seen: str):
     return register
 
 
-@fault(PrefixTree, "__init__", "5-11-8", "accepted is")
+@fault(PrefixTree, "__init__", "16-14-8", "accepted is")
 def forget_next_token(init, self, pools, lookahead=0):
     """Pages are shared whose last draft slot holds another token."""
     init(self, pools, lookahead)
@@ -245,7 +245,7 @@ def test_an_injected_fault_is_found_and_repeats_by_its_name(inject, name, seen, 
 def test_a_shared_tree_changes_rounds_and_no_token():
     """Without the recorded proposals other rounds are found; with them, all is equal, and what is not is found."""
     options = trial.options_of("reference")
-    program = named("2-4-8")
+    program = named("8-8-8")
     assert program.kind == SHARED, "with other drafters or verifiers the program is another: choose one of this kind"
     pair = pair_of(program.pair, options.dtype)
     proposals = {}
