@@ -48,15 +48,16 @@ def _slots(request: OracleRequest, tokens: list[int]) -> torch.Tensor:
     for index in range(model.num_layers):
         name = f"layers.{index}"
         normed_RH = norm(tensors, f"{name}.input_layernorm", rows_RH, model.rms_norm_eps)
-        rows_RH = rows_RH + _attention(model, index, tensors, context_LH, normed_RH)
+        is_causal = index in config.causal_layers
+        rows_RH = rows_RH + _attention(model, index, tensors, context_LH, normed_RH, is_causal)
         rows_RH, _ = feed_forward(model, index, tensors, name, rows_RH)
     return norm(tensors, "norm", rows_RH, model.rms_norm_eps)[int(block.predicts == "own") :]
 
 
 def _attention(
-    model: Any, index: int, tensors: Tensors, context_LH: torch.Tensor, normed_RH: torch.Tensor
+    model: Any, index: int, tensors: Tensors, context_LH: torch.Tensor, normed_RH: torch.Tensor, is_causal: bool
 ) -> torch.Tensor:
-    """Attend from the block to the context and to the whole block.
+    """Attend from the block to context and block, without later rows if causal.
 
     Within a window, if the layer has one, and to its first columns.
     """
@@ -72,6 +73,7 @@ def _attention(
     column = torch.arange(len(read))
     age = length + torch.arange(len(normed_RH))[:, None] - column
     is_unseen = (age >= (shape.window or math.inf)) & (column >= shape.first_columns)
+    is_unseen |= (age < 0) & torch.tensor(is_causal)
     scores = (query @ key.mT * shape.head_dim**-0.5).masked_fill(is_unseen, -math.inf)
     attended = attention_weights(scores, tensors.get(f"{name}.sinks")) @ value
     return linear(tensors, f"{name}.o_proj", attended.transpose(0, 1).flatten(1))

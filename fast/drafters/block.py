@@ -1,9 +1,11 @@
 """Drafters that make all drafts of a round in one forward over a block, see the reference."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Self, no_type_check
 
 import torch
+import triton
 import triton.language as tl
 
 from specsim.core.block import BlockDrafterConfig
@@ -31,10 +33,19 @@ from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 from specsim.fast.targets.decoder import DecoderTarget
 
 
+@triton.jit
+@no_type_check
+def _first_bits(count, word):
+    """Set the first `count` bits of a sequence of words, and return one of them."""
+    count = tl.minimum(tl.maximum(count - word * WORD, 0), WORD).to(tl.int64)
+    return ((tl.full(count.shape, 1, tl.int64) << count) - 1).to(tl.int32)
+
+
 @kernel
 @no_type_check
 def _block_kernel(
     metadata_ptrs,
+    causal_ptr,
     slots_ptr,
     ids_ptr,
     bonus_tokens_ptr,
@@ -47,7 +58,6 @@ def _block_kernel(
     max_len,
     columns,
     BLOCK: tl.constexpr,
-    WORD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Write the ids and the metadata of some rows, each request with num_rows of them from column L on."""
@@ -80,25 +90,28 @@ def _block_kernel(
     num_words = (num_rows + WORD - 1) // WORD
     num_live = tl.where(live, tl.minimum(num_rows, limit - length), 0)
     for word in range(num_words):
-        count = tl.minimum(tl.maximum(num_live - word * WORD, 0), WORD).to(tl.int64)
-        bits = ((tl.full([BLOCK], 1, tl.int64) << count) - 1).to(tl.int32)
-        tl.store(metadata_ptrs.visible + offs * num_words + word, bits, mask=mask)
+        address = offs * num_words + word
+        tl.store(metadata_ptrs.visible + address, _first_bits(num_live, word), mask=mask)
+        tl.store(causal_ptr + address, _first_bits(tl.minimum(num_live, step + 1), word), mask=mask)
 
 
 def block_input(
     batch: Batch, bonus_tokens: torch.Tensor, num_rows: int, mask_token: int, max_len: int, pools: KVPool
-) -> tuple[torch.Tensor, AttentionMetadata]:
+) -> tuple[torch.Tensor, Mapping[bool, AttentionMetadata]]:
     """Make the ids i64 [R] and the metadata of blocks [bonus, mask, mask, ...], whose row j is column L + j.
 
-    A row at or beyond max_len is dropped, and seen by none.
+    The metadata is that of rows which see their whole block (False), or its rows up to their own (True). A row at or
+    beyond max_len is dropped, and seen by none.
     """
     total = batch.size * num_rows
     slots = torch.empty(total, dtype=torch.int64, device=batch.seq_lens.device)
     ids_R = torch.empty_like(slots)
     metadata = equal_rows(batch, slots, num_rows, num_rows, pools)
+    causal = replace(metadata, visible=torch.empty_like(metadata.visible))
     block = block_of(total, 128)
     _block_kernel[(ceil_div(total, block),)](
         metadata_ptrs=metadata.tensors,
+        causal_ptr=causal.visible,
         slots_ptr=slots,
         ids_ptr=ids_R,
         bonus_tokens_ptr=bonus_tokens,
@@ -111,9 +124,8 @@ def block_input(
         max_len=max_len,
         columns=pools.req_to_token.shape[1],
         BLOCK=block,
-        WORD=WORD.value,
     )
-    return ids_R, metadata
+    return ids_R, {False: metadata, True: causal}
 
 
 class BlockDrafter(StepDrafter):

@@ -1,6 +1,7 @@
 """Decoder over a block of mask tokens, which reads the target's features, see the reference."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -22,6 +23,7 @@ class BlockHead(DecoderHead):
     ) -> None:
         super().__init__(config, tensors, target, on)
         self.block = config.block
+        self._causal_layers = config.causal_layers
         self.device = on.device
         embedding = self._weights.get("embed_tokens.weight")
         self._embedding = target.embedding if embedding is None else embedding
@@ -35,14 +37,21 @@ class BlockHead(DecoderHead):
             weights = self._weights.under(f"layers.{layer}.self_attn")
             write_keys_and_values(context, weights, self._model, layer, forward)
 
-    def forward(self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
-        """Run the rows of blocks, and write their KV: hidden after the final norm, [R, H]."""
-        forward = self._forward(metadata, kv, self._embedding.dtype)
+    def forward(
+        self, input_ids_R: torch.Tensor, metadata: Mapping[bool, AttentionMetadata], kv: KVBuffer
+    ) -> torch.Tensor:
+        """Run the rows of blocks, and write their KV: hidden after the final norm, [R, H].
+
+        metadata: by whether a layer is causal; both have the same positions.
+        """
+        full = self._forward(metadata[False], kv, self._embedding.dtype)
+        causal = replace(full, metadata=metadata[True])
         rows = embed(input_ids_R, self._embedding, self._norm("layers.0.input_layernorm"))
         for layer in range(self._num_layers):
             is_last = layer == self._num_layers - 1
             following = self._norm("norm" if is_last else f"layers.{layer + 1}.input_layernorm")
             weights = self._weights.under(f"layers.{layer}")
+            forward = causal if layer in self._causal_layers else full
             rows, _ = run_layer(rows, weights, self._model, layer, forward, following)
         return rows.normed()
 

@@ -52,7 +52,10 @@ class BlockDrafter(Drafter):
         head = self._head
         ids_BR = torch.full((batch.size, self.block_rows), head.block.mask_token)
         ids_BR[:, 0] = draft_input.bonus_tokens
-        metadata = block_metadata(batch, self.block_rows, self._config.length_limit, pools)
+        metadata = {
+            is_causal: block_metadata(batch, self.block_rows, self._config.length_limit, pools, is_causal)
+            for is_causal in (False, True)
+        }
         hidden_RH = head.forward(ids_BR.flatten(), metadata, draft_kv(pools))
         hidden_BSH = hidden_RH.unflatten(0, ids_BR.shape)[:, head.block.first_slot :]
         depths_B = (self._config.length_limit - 1 - batch.seq_lens).clamp(min=0)
@@ -64,11 +67,15 @@ class BlockDrafter(Drafter):
         return type(self)(self._head, config, self._vocab_size)
 
 
-def block_metadata(batch: Batch, num_rows: int, max_len: int, pools: KVPool) -> AttentionMetadata:
-    """Make the metadata of blocks: each row sees columns 0..L-1 and its whole block.
+def block_metadata(
+    batch: Batch, num_rows: int, max_len: int, pools: KVPool, is_causal: bool = False
+) -> AttentionMetadata:
+    """Make the metadata of blocks: each row sees columns 0..L-1, and its whole block or the rows up to its own.
 
     Row j is column L + j. A row at or beyond max_len is dropped, and seen by none.
     """
+    block_RR = torch.ones(num_rows, num_rows, dtype=torch.bool)
+    block_RR = block_RR.tril() if is_causal else block_RR
     keys = []
     positions_BR = batch.seq_lens[:, None] + torch.arange(num_rows)
     slots_BR = pools.slots(batch.req_pool_indices[:, None], positions_BR)
@@ -77,7 +84,7 @@ def block_metadata(batch: Batch, num_rows: int, max_len: int, pools: KVPool) -> 
         prefix = torch.arange(length)
         block_slots = slots_BR[request]
         live = block_slots >= 0
-        mask = torch.cat([torch.ones(num_rows, length, dtype=torch.bool), live.expand(num_rows, -1)], 1) & live[:, None]
+        mask = torch.nn.functional.pad(block_RR & live, (length, 0), value=True) & live[:, None]
         keys.append(
             Keys(torch.cat([pools.slots(row, prefix), block_slots]), torch.cat([prefix, positions_BR[request]]), mask)
         )

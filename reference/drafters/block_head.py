@@ -1,7 +1,8 @@
 """DFlash (arXiv 2602.06036) and DSpark: a decoder over a block of mask tokens, which reads the target's features.
 
 Context row p is c(p) = hidden_norm(fc(target features of p)); every layer's keys and values of column p are made of
-c(p), without the layer's input norm. A block's rows see the context and each other, in both directions.
+c(p), without the layer's input norm. A block's rows see the context, and in each layer either the whole block or the
+rows up to their own (JetSpec, arXiv 2606.18394, and layers with a causal window).
 """
 
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ class BlockHead(DecoderHead):
     ) -> None:
         super().__init__(config, tensors, target, dtype)
         self.block = config.block
+        self._causal_layers = config.causal_layers
 
     def write_context(self, features_RF: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> None:
         """Write every layer's keys and values of the rows' columns; a row with slot -1 writes nothing."""
@@ -41,12 +43,18 @@ class BlockHead(DecoderHead):
                 key = rms_norm(key, weights["k_norm.weight"], eps)
             kv.write(layer, metadata.slots, rotate(key, metadata.positions, self._inverse_D, attention.rope), value)
 
-    def forward(self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
-        """Run the rows of blocks, and write their KV: hidden after the final norm, [R, H]."""
+    def forward(
+        self, input_ids_R: torch.Tensor, metadata: Mapping[bool, AttentionMetadata], kv: KVBuffer
+    ) -> torch.Tensor:
+        """Run the rows of blocks, and write their KV: hidden after the final norm, [R, H].
+
+        metadata: by whether a layer is causal.
+        """
         hidden_RH = self._embedding[input_ids_R]
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
-            hidden_RH, _ = decoder_layer(hidden_RH, weights, self._model, self._inverse_D, layer, kv, metadata)
+            seen = metadata[layer in self._causal_layers]
+            hidden_RH, _ = decoder_layer(hidden_RH, weights, self._model, self._inverse_D, layer, kv, seen)
         return self._norm(hidden_RH, "norm")
 
     def biased(self, logits_RV: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ CONFIDENCE = ("none", "hidden", "hidden_and_token")
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """One forward over [bonus, mask, mask, ...], whose rows see each other in both directions."""
+    """One forward over [bonus, mask, mask, ...], whose rows see the context and one another."""
 
     size: int  # most rows of a block, the bonus token's included
     mask_token: int  # target id in every row but the first
@@ -67,6 +67,13 @@ class BlockDrafterConfig(DrafterConfig):
     """Shape of a drafter that makes all drafts in one forward over a block."""
 
     block: BlockConfig = field(kw_only=True)
+    # Layers in which a row sees the block's rows up to its own (JetSpec, arXiv 2606.18394); in others it sees all.
+    causal_layers: tuple[int, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        allowed = f"ascending layers of 0 to {self.model.num_layers - 1}"
+        layers = [layer for layer in range(self.model.num_layers) if layer in self.causal_layers]
+        require(layers == list(self.causal_layers), "causal_layers", self.causal_layers, allowed)
 
 
 @dataclass(frozen=True, slots=True)

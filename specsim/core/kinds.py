@@ -224,7 +224,10 @@ _RECORDS = (
         synthetic="specsim.models.synthetic.block:DFLASH",
         trainer="specsim.training.block:build_dflash",
         sampling_tests=(VERIFIER_OF["sampled"],),
-        variants={"dflash.window": _WINDOWED},
+        variants={
+            "dflash.causal": Variant("mode", {"causal_layers": (0,)}),  # the last layer sees the whole block
+            "dflash.window": _WINDOWED,
+        },
     ),
     DrafterKind(
         "dspark",

@@ -19,6 +19,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.phases import ExplicitCandidates
+from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.serving.generation import load_engine
 
 from . import rounds
@@ -34,6 +35,7 @@ SETTINGS = {
     "near the limit": replace(TREE, max_len=14),
 }
 SAMPLED = rounds.SAMPLED | {"sampled near the limit": replace(CHAIN, verifier="rejection", max_len=13)}
+uncaptured = pytest.mark.parametrize("options", [EXACT, replace(FAST, graph="eager")], ids=["reference", "fast"])
 every_kind = pytest.mark.parametrize("kind", ["dflash", "dspark"])
 
 
@@ -125,6 +127,81 @@ def test_the_shift_is_that_of_the_config(changes):
     assert (trees[0] == trees[1]) == (changes["predicts"] == "own")
 
 
+# Rows that see only the block's rows up to their own, and windows.
+
+
+def masked(kind: str, causal_layers: tuple[int, ...], num_layers: int = 2, **changes) -> Pair:
+    """Make a block drafter of some layers, those of them causal, whose random weights let every row see others."""
+    pair = pair_of(kind, **changes)
+    config = pair.checkpoint.config
+    model = replace(config.model, layers=config.model.layers[:num_layers])
+    config = replace(config, model=model, causal_layers=causal_layers)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5 + (len(shape) == 1)
+        for name, shape in drafter_layout(config).required.items()
+    }
+    return replace(pair, drafter=replace(pair.checkpoint, config=config, tensors=tensors))
+
+
+def hidden_rows(pair: Pair, num_steps: int, options, column: int | None = None) -> torch.Tensor:
+    """Hidden states of the first block's rows, [R, H], after the draft keys of one column were moved."""
+    run = rounds.prefilled(pair, SpecConfig(1, num_steps, page_size=4), options, [rounds.LONG])
+    if column is not None:
+        run.pools.draft.keys[:, run.pools.slots(0, torch.tensor([column], device=run.engine.device))] += 3.0
+    head = run.engine.drafter._head
+    recorded = []
+    with pytest.MonkeyPatch.context() as patch:
+        forward = type(head).forward
+        patch.setattr(type(head), "forward", lambda *args: recorded.append(forward(*args)) or recorded[0])
+        run.engine.draft(run.batch, run.draft_input, run.pools)
+    return recorded[0].double().cpu()
+
+
+def moved_rows(before: torch.Tensor, after: torch.Tensor) -> list[bool]:
+    return ((before - after).abs().amax(1) > 1e-4).tolist()
+
+
+LAYERS = [(), (0,), (1,), (0, 1)]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("causal_layers", LAYERS[1:], ids=str)
+def test_rounds_of_causal_blocks_are_the_oracles(causal_layers, kind, window):
+    """The window is shorter than the block."""
+    pair = masked(kind, causal_layers, window=window)
+    rounds.assert_equal_to_the_oracle(pair, SpecConfig(2, 6, 9, page_size=4))
+
+
+@uncaptured
+@pytest.mark.parametrize("causal_layers", LAYERS, ids=str)
+def test_a_draft_sees_later_rows_unless_every_layer_is_causal(causal_layers, options):
+    """A row of a block of more rows has the same hidden state where no layer has it read the rows after it."""
+    pair = masked("dflash", causal_layers)
+    few, more = (hidden_rows(pair, num_steps, options) for num_steps in (2, 5))
+    assert any(moved_rows(few, more[:3])) == (causal_layers != (0, 1))
+
+
+@uncaptured
+@pytest.mark.parametrize("causal_layers", [(), (0,)], ids=str)
+def test_a_window_ends_at_the_row_itself(causal_layers, options):
+    """In one layer the row at L + j sees the columns after L + j - window, and no others of the context."""
+    window = 6
+    length = len(rounds.LONG)
+    pair = masked("dflash", causal_layers, num_layers=1, window=window)
+    before = hidden_rows(pair, 4, options)
+    for column in range(length):
+        after = hidden_rows(pair, 4, options, column)
+        assert moved_rows(before, after) == [column > length + row - window for row in range(5)], column
+
+
+@pytest.mark.parametrize("causal_layers", [(2,), (-1,), (1, 0), (0, 0)], ids=str)
+def test_causal_layers_that_are_none(causal_layers):
+    with pytest.raises(InputError, check=lambda error: error.name == "causal_layers"):
+        masked("dflash", causal_layers)
+
+
 # The tree over the slots.
 
 
@@ -169,8 +246,6 @@ def test_candidates_have_the_sizes_of_their_depths(config):
 
 
 # The confidence head.
-
-uncaptured = pytest.mark.parametrize("options", [EXACT, replace(FAST, graph="eager")], ids=["reference", "fast"])
 
 
 @pytest.mark.every_value
