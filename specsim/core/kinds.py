@@ -225,7 +225,7 @@ _RECORDS = (
         trainer="specsim.training.block:build_dflash",
         sampling_tests=(VERIFIER_OF["sampled"],),
         variants={
-            "dflash.causal": Variant("mode", {"causal_layers": (0,)}),  # the last layer sees the whole block
+            "dflash.causal": Variant("mode", {"causal_layers": (1,)}),  # the first layer sees the whole block
             "dflash.window": _WINDOWED,
         },
     ),

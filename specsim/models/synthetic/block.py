@@ -113,8 +113,10 @@ def _wide_weights(
 
 
 def _wide_dflash(
-    model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator, _: Mapping[str, Any]
+    model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator, fields: Mapping[str, Any]
 ) -> DrafterCheckpoint:
+    if fields.get("causal_layers"):
+        model = replace(model, layers=model.layers * 2)
     return _wide_weights(_shape(model, target.config, _block(model)), target, generator)
 
 
