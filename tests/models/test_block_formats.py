@@ -1,5 +1,6 @@
 """Block drafters load from the formats of z-lab's DFlash, DeepSpec's DSpark and speculators."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ SPECULATORS = {
     "draft_vocab_size": 14, "markov_rank": 5, "markov_head_type": "vanilla", "enable_confidence_head": True,
     "confidence_head_with_markov": False, "sample_from_anchor": True, "transformer_layer_config": LAYER,
 }  # fmt: skip
+NON_CAUSAL = "sliding_window_non_causal"
 OWN_DFLASH = SPECULATORS | {"speculators_model_type": "dflash"}
 
 
@@ -98,17 +100,72 @@ def test_the_threshold_of_a_confidence_head_is_a_field(tmp_path: Path, published
     assert found.config.block.threshold == 0.4
 
 
-def test_windows_of_a_block_drafter(tmp_path: Path, published):
-    layer_types = ["sliding_attention", "full_attention"]
-    folder, _ = folder_of(published, tmp_path, "z-lab", layer_types=layer_types, sliding_window=5)
-    assert load_drafter(folder, TARGET).config.model.sliding_windows == (5, None)
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
+IDS = ZLAB["dflash_config"]
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "windows", "causal_layers"),
+    [
+        ("z-lab", MIXED, (5, None), (0,)),
+        ("z-lab", SLIDING, (5, 5), (0, 1)),
+        ("z-lab", MIXED | {"is_causal": False}, (5, None), ()),
+        ("z-lab", MIXED | {"is_causal": True}, (5, None), (0, 1)),
+        ("z-lab", MIXED | {"is_causal": None}, (5, None), (0,)),
+        ("z-lab", {"is_causal": True}, (None, None), (0, 1)),
+        ("z-lab", {"dflash_config": IDS | {"causal": True}}, (None, None), (0, 1)),  # JetSpec, as NeMo writes it
+        ("z-lab", {"dflash_config": IDS | {"causal_head": True}}, (None, None), (0, 1)),  # as JetSpec itself does
+        ("z-lab", MIXED | {"dflash_config": IDS | {"causal": False}, "is_causal": False}, (5, None), ()),
+        ("deepspec", MIXED, (5, None), (0,)),
+        ("speculators dflash", {"transformer_layer_config": LAYER | SLIDING, NON_CAUSAL: False}, (5, 5), (0, 1)),
+        ("speculators dflash", {"transformer_layer_config": LAYER | MIXED, NON_CAUSAL: False}, (5, None), (0,)),
+        ("speculators dspark", {"transformer_layer_config": LAYER | MIXED, NON_CAUSAL: True}, (5, None), ()),
+        ("speculators dspark", {NON_CAUSAL: False}, (None, None), ()),
+    ],
+)
+def test_windows_and_causal_layers(
+    form: str, changes: dict[str, Any], windows: tuple, causal_layers: tuple, tmp_path: Path, published
+):
+    """Layers with a window are causal unless a field decides otherwise, and no others in speculators."""
+    folder, _ = folder_of(published, tmp_path, form, **changes)
+    config = load_drafter(folder, TARGET).config
+    assert (config.model.sliding_windows, config.causal_layers) == (windows, causal_layers)
+
+
+@pytest.mark.parametrize(("num_layers", "ids"), [(1, [3]), (2, [1, 3]), (3, [1, 2, 3])])
+def test_layer_ids_are_spread_by_default(num_layers: int, ids: list[int], tmp_path: Path, published):
+    """Round(1 + j(n-4)/(m-1)) are outputs, n//2 alone, for n = 6 target layers."""
+    config = DFlashConfig(replace(MODEL, layers=MODEL.layers[:1] * num_layers), 40, 24, tuple(ids), block=DFLASH)
+    tensors = {name: torch.randn(shape) for name, shape in drafter_layout(config).required.items()}
+    changes = {"num_hidden_layers": num_layers, "dflash_config": {"mask_token_id": 39}}
+    folder = published.save(tmp_path, ZLAB | changes, tensors)
+    assert load_drafter(folder, TARGET).config.feature_layers == tuple(layer + 1 for layer in ids)
+
+
+def test_a_dspark_drafter_of_specforge(tmp_path: Path, published):
+    """All its fields are in dflash_config, and rows draft the next token."""
+    heads = {name: DEEPSPEC[name] for name in DEEPSPEC if name.startswith(("markov", "confidence", "enable"))}
+    nested = {"target_layer_ids": [-1, 3], "mask_token_id": 38, "projector_type": "dspark", "attention_mode": "gqa"}
+    fields = ZLAB | {"dflash_config": nested | heads | {"confidence_head_alpha": 1.0}}
+    _, tensors = folder_of(published, tmp_path / "deepspec", "deepspec")
+    found = load_drafter(published.save(tmp_path / "specforge", fields, tensors), TARGET)
+    assert found.config == load_drafter(tmp_path / "deepspec", TARGET).config
 
 
 @pytest.mark.parametrize(
     ("form", "changes", "name"),
     [
         ("z-lab", {"dflash_config": {"target_layer_ids": [1, 3], "mask_token_id": 39, "topk": 4}}, "dflash_config"),
-        ("z-lab", {"dflash_config": {"mask_token_id": 39}}, "target_layer_ids"),
+        ("z-lab", {"dflash_config": {"mask_token_id": 39}, "num_target_layers": 8}, "target_layer_ids"),
+        ("z-lab", {"dflash_config": IDS | {"attention_mode": "mla"}}, "attention_mode"),
+        ("z-lab", {"dflash_config": IDS | {"projector_type": "domino"}}, "projector_type"),
+        ("z-lab", {"dflash_config": IDS | {"use_swa": True}}, "dflash_config"),
+        ("z-lab", {"dflash_config": IDS | {"causal": True}, "is_causal": False}, "causal"),
+        ("z-lab", {"is_causal": "yes"}, "is_causal"),
+        ("z-lab", MIXED | {"sliding_window": 3, "is_causal": False}, "sliding_window"),
+        ("z-lab", MIXED | {NON_CAUSAL: False}, NON_CAUSAL),
+        ("speculators dflash", {"is_causal": True}, "is_causal"),
         ("z-lab", {"dflash_config": {"target_layer_ids": [1, 5], "mask_token_id": 39}}, "target_layer_ids"),
         ("z-lab", {"dflash_config": {"target_layer_ids": [3, 1], "mask_token_id": 39}}, "target_layer_ids"),
         ("z-lab", {"dflash_config": {"target_layer_ids": [1, 3], "mask_token_id": 40}}, "mask_token_id"),
@@ -124,7 +181,7 @@ def test_windows_of_a_block_drafter(tmp_path: Path, published):
         (
             "speculators dspark",
             {"transformer_layer_config": LAYER | {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}},
-            "sliding_window_non_causal",
+            NON_CAUSAL,  # which some readers take for true where it is missing, others for false
         ),
     ],
 )

@@ -147,13 +147,17 @@ def block_head(kind: str, family: str, changes: dict[str, Any], draft_vocab_size
     return replace(pair, drafter=DrafterCheckpoint(config, tensors))
 
 
-@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(
+    ("windows", "causal_layers"),
+    [((None, None), ()), ((8, 8), ()), ((8, 8), (0, 1)), ((8, None), (0,)), ((3, 3), (0, 1))],
+)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("case", BLOCKS)
-def test_block_drafters_go_there_and_back(case: str, family: str, window: int | None, tmp_path: Path):
+def test_block_drafters_go_there_and_back(case: str, family: str, windows: tuple, causal_layers: tuple, tmp_path: Path):
     kind, layout, changes = BLOCKS[case]
     pair = block_head(kind, family, changes)
-    head = replace(pair.drafter, config=replace(pair.drafter.config, model=windowed(pair.drafter.config.model, window)))
+    model = pair.drafter.config.model.with_windows(windows)
+    head = replace(pair.drafter, config=replace(pair.drafter.config, model=model, causal_layers=causal_layers))
     model = pair.target.config
     target = target_folder(tmp_path / "target", model)
     first = folder_of(tmp_path / "first", head, layout)
@@ -167,6 +171,21 @@ def test_block_drafters_go_there_and_back(case: str, family: str, window: int | 
     ids = (fields["dflash_config"] if layout == "z-lab" else fields)["target_layer_ids"]
     assert [layer + 1 for layer in ids] == list(head.config.feature_layers)
     assert fields["model_type"] == family
+
+
+def test_a_causal_block_without_windows_stays_in_its_layout(tmp_path: Path):
+    """Blocks of JetSpec; speculators has no field for them. No layout has one for some layers without a window."""
+    pair = block_head("dflash", "qwen3", {})
+    target = target_folder(tmp_path / "target", pair.target.config)
+    head = replace(pair.drafter, config=replace(pair.drafter.config, causal_layers=(0, 1)))
+    first = folder_of(tmp_path / "first", head, "z-lab")
+    assert json.loads((first / "config.json").read_text())["is_causal"] is True
+    assert same(head, load_drafter(first, pair.target.config))
+    with pytest.raises(InputError, check=lambda error: error.name == "causal_layers"):
+        convert(target, first, tmp_path / "second", "speculators")
+    for layout in ("z-lab", "speculators"):
+        with pytest.raises(InputError, check=lambda error: error.name == "causal_layers"):
+            head_fields(replace(head.config, causal_layers=(1,)), layout)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])

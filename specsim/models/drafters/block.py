@@ -2,8 +2,8 @@
 
 Tensors of the three are named alike. Layer ids are outputs in the first two, where id i is the input of layer i+1, and
 inputs in speculators (vllm-project/speculators#737). Without `sample_from_anchor`, rows of z-lab's blocks draft their
-own token, and rows of DeepSpec's the next one. config.json is flat in DeepSpec, flat with `dflash_config` in z-lab, and
-has the layers' fields in `transformer_layer_config` in speculators.
+own token, and rows of DeepSpec's the next one. config.json is flat in DeepSpec, flat with `dflash_config` in z-lab (and
+in SpecForge and JetSpec, which follow it), and has the layers' fields in `transformer_layer_config` in speculators.
 
 Tensors: fc [H, features · target H], hidden_norm, layers.i.*, norm; markov_head.markov_w1 [V, rank] and markov_w2
 [draft vocabulary, rank]; confidence_head.proj; embed_tokens, lm_head, d2t where it has its own.
@@ -31,16 +31,27 @@ from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
 from specsim.models.checkpoint.model_config import model_config, target_sizes
 from specsim.models.checkpoint.vocabulary import with_vocabulary
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout
+from specsim.models.drafters.causal_layers import EVERY_LAYER, causal_fields, check_windows, read_causal_layers
 
-_NESTED = ("target_layer_ids", "mask_token_id", "block_size")  # fields of dflash_config
+# Fields of dflash_config. confidence_head_alpha weighs a loss of the training.
+_NESTED = (
+    *("target_layer_ids", "num_target_layers", "mask_token_id", "block_size", "attention_mode", "projector_type"),
+    *("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+    *("confidence_head_alpha", *EVERY_LAYER),
+)
 _WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
-_OTHER_HEADS = {"projector_type": "dflash", "markov_head_type": "vanilla"}  # value of the head that we have
+_OTHER_HEADS = {"attention_mode": "gqa", "markov_head_type": "vanilla"}  # value of the head that we have
 # Of the layouts z-lab and deepspec, and of speculators.
 _CLASSES = {"dflash": ("DFlashDraftModel", "DFlashDraftModel"), "dspark": ("Qwen3DSparkModel", "DSparkDraftModel")}
 
 
 def _has_markov_rank(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
-    return fields.get("markov_rank") is not None
+    nested = fields.mapping("dflash_config")
+    return any(part.get("markov_rank") is not None for part in (fields, nested)) or _is_specforge_dspark(nested)
+
+
+def _is_specforge_dspark(fields: Fields) -> bool:
+    return fields.get("projector_type") == "dspark"
 
 
 def _has_dflash_config(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
@@ -96,16 +107,18 @@ def _config(config_class: type[BlockDrafterConfig], fields: Fields, target: Mode
         allowed = f"a field of DFlash: {', '.join(_NESTED)}"
         require(name in _NESTED, f"dflash_config in {fields.file}", name, allowed)
     fields = fields.filled(nested.non_null)
-    for name, value in _OTHER_HEADS.items():
+    for name, value in {**_OTHER_HEADS, "projector_type": config_class.kind}.items():
         fields.choice(name, (value,), default=value)
-    model = _model(layer, target, is_of_speculators, fields)
+    model = _model(layer, target)
     config = config_class(
         model=model,
         draft_vocab_size=fields.integer("draft_vocab_size", default=model.vocab_size),
         target_hidden_size=fields.integer("target_hidden_size", default=target.hidden_size),
-        feature_layers=_feature_layers(fields, target.num_layers, is_of_speculators),
+        feature_layers=_feature_layers(fields, target.num_layers, model.num_layers, is_of_speculators),
         block=_block(fields, config_class.kind, target, is_of_speculators),
+        causal_layers=read_causal_layers(fields, model, is_of_speculators),
     )
+    check_windows(config, layer)
     sizes = {"vocab_size": model.vocab_size, "target_hidden_size": config.target_hidden_size}
     for name, value in sizes.items():
         wanted = getattr(target, name.removeprefix("target_"))
@@ -113,22 +126,25 @@ def _config(config_class: type[BlockDrafterConfig], fields: Fields, target: Mode
     return config
 
 
-def _model(layer: Fields, target: ModelConfig, is_of_speculators: bool, fields: Fields) -> ModelConfig:
+def _model(layer: Fields, target: ModelConfig) -> ModelConfig:
     """Read the layers, those of Qwen3 unless config.json names Llama's."""
     layer.choice("model_type", ("qwen3", "llama"), default="qwen3")
     values: dict[str, Any] = {"model_type": "qwen3", "num_hidden_layers": 1, **target_sizes(layer, target)}
     values |= {name: value for name, value in layer.non_null.items() if name not in _WINDOWS}
     model = model_config(Fields(layer.file, values, layer.read_names))
-    windows = windows_of(layer, model.num_layers)
-    if is_of_speculators and any(windows) and not fields.flag("sliding_window_non_causal"):
-        raise fields.error("sliding_window_non_causal", "true where layers have windows: a block sees all its rows")
-    return model.with_windows(windows)
+    return model.with_windows(windows_of(layer, model.num_layers))
 
 
-def _feature_layers(fields: Fields, num_layers: int, are_inputs: bool) -> tuple[int, ...]:
-    """Read the target layers whose inputs are the features; the last layer's output, which is normed, is none."""
+def _feature_layers(fields: Fields, num_layers: int, count: int, are_inputs: bool) -> tuple[int, ...]:
+    """Read the target layers whose inputs are the features; the last layer's output, which is normed, is none.
+
+    count: of outputs without ids, spread from 1 to n-4 as z-lab's first code, JetSpec and SGLang choose them.
+    """
     name = "aux_hidden_state_layer_ids" if are_inputs else "target_layer_ids"
     ids = fields.get(name)
+    if ids is None and not are_inputs and fields.integer("num_target_layers", default=num_layers) == num_layers:
+        step = (num_layers - 4) / max(1, count - 1)
+        ids = [round(1 + index * step) for index in range(count)] if count > 1 else [num_layers // 2]
     if not isinstance(ids, list) or not ids or any(type(layer) is not int for layer in ids):
         raise fields.error(name, "a list of integers, at least one, as the drafter was trained with")
     layers = tuple(layer + (0 if are_inputs else 1) for layer in ids)
@@ -166,7 +182,7 @@ def _predicts(fields: Fields, kind: str, is_of_speculators: bool) -> Literal["ow
         return "next" if fields.flag(name) else "own"
     if kind == "dspark" and is_of_speculators:
         raise fields.error(name, "true or false, as the default of the format has changed")
-    if kind == "dspark" and fields.get("num_anchors") is None:
+    if kind == "dspark" and fields.get("num_anchors") is None and not _is_specforge_dspark(fields):
         raise InputError(f"{name} in {fields.file}", "missing", "true or false, or the fields of DeepSpec's config")
     return "next" if kind == "dspark" else "own"
 
@@ -183,11 +199,10 @@ def _config_json(config: BlockDrafterConfig, layout: str) -> dict[str, Any]:
         "sample_from_anchor": block.predicts == "next",
         "target_hidden_size": config.target_hidden_size,
         **_heads(config),
+        **causal_fields(config, layout),
     }
     if layout == "speculators":
         fields |= {"aux_hidden_state_layer_ids": list(config.feature_layers), "mask_token_id": block.mask_token}
-        if "layer_types" in layer:
-            fields["sliding_window_non_causal"] = True
         fields["draft_vocab_size"] = config.draft_vocab_size
         num_drafts = block.size - (block.predicts == "own")
         return speculators_fields(config.kind, _CLASSES[config.kind][1], num_drafts, fields, layer)
