@@ -84,7 +84,7 @@ def _eagle3(config: Any, tensors: Tensors, embedding_RH: torch.Tensor, hidden_RH
     residual_RH = normed_RH if config.norm_before_residual else hidden_RH
     both = torch.cat([embedding_RH, normed_RH], dim=-1)
     hidden_RH, _ = layer(config.model, 0, tensors, "midlayer", residual_RH, both)
-    for index in range(1, config.model.num_layers):  # of a drafter with mask rows
+    for index in range(1, config.model.num_layers):
         normed_RH = norm(tensors, f"layers.{index}.input_layernorm", hidden_RH, eps)
         hidden_RH, _ = layer(config.model, index, tensors, f"layers.{index}", hidden_RH, normed_RH)
     return hidden_RH

@@ -28,7 +28,8 @@ def target_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the target: (logits [R, V], features [R, F]).
 
-    Features are the hidden states entering feature_layers, or what the head reads if there are none.
+    Features are the hidden states entering feature_layers (after the last layer: entering the final norm), or what the
+    head reads if there are none.
     """
     logits_RV, features_RF, _ = _target(config, tensors, token_ids, feature_layers)
     return logits_RV, features_RF
@@ -52,6 +53,7 @@ def _target(
         normed_RH = norm(tensors, f"{name}.input_layernorm", hidden_RH, config.rms_norm_eps)
         hidden_RH, experts = layer(config, index, tensors, name, hidden_RH, normed_RH)
         routed += [experts] if experts else []
+    entering.append(hidden_RH)
     last_RH = norm(tensors, "model.norm", hidden_RH, config.rms_norm_eps)
     features_RF = torch.cat([entering[index] for index in feature_layers], dim=-1) if feature_layers else last_RH
     return last_RH @ tensors["lm_head.weight"].T, features_RF, routed

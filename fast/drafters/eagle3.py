@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): one layer over concat(norm embedding, norm hidden), with a draft vocabulary.
+"""EAGLE-3 (arXiv 2503.01840): a layer over concat(norm embedding, norm hidden), with a draft vocabulary.
 
 The norms of EAGLE-3.1 (arXiv 2605.09992) are those of the reference's head.
 """
@@ -14,11 +14,11 @@ from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.layers import gated_mlp_residual, self_attention_residual
+from specsim.fast.layers import gated_mlp_residual
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import ForwardContext
 from specsim.fast.model.rows import HiddenRows, Norm, rms_norm
-from specsim.fast.targets.decoder import DecoderTarget, run_layer
+from specsim.fast.targets.decoder import DecoderTarget, attention_residual, run_layer
 
 
 class Eagle3Head(DecoderHead):
@@ -59,7 +59,7 @@ class Eagle3Head(DecoderHead):
         rms_norm(hidden_RH, weights["hidden_norm.weight"], eps, out=normed_RH)
         forward = self._forward(metadata, kv, hidden_RH.dtype)
         base_RH = normed_RH if self._config.norm_before_residual else hidden_RH
-        hidden = self_attention_residual(
+        hidden = attention_residual(
             base_RH,
             HiddenRows(both),
             weights.under("self_attn"),
@@ -76,7 +76,7 @@ class Eagle3Head(DecoderHead):
         return self._norm(f"layers.{layer}.input_layernorm") if layer < self._num_layers else None
 
     def _further_layers(self, rows: HiddenRows, forward: ForwardContext) -> torch.Tensor:
-        """Run the layers after the first, which are those of a Llama: hidden [R, H]."""
+        """Run the layers after the first, which are plain decoder layers: hidden [R, H]."""
         for layer in range(1, self._num_layers):
             weights = self._weights.under(f"layers.{layer}")
             rows, _ = run_layer(rows, weights, self._model, layer, forward, self._input_norm(layer + 1))

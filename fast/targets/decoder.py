@@ -23,6 +23,22 @@ def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: 
     return {name: tensor.to(device, torch.float32 if ".router." in name else dtype) for name, tensor in tensors.items()}
 
 
+def attention_residual(
+    base: torch.Tensor,
+    rows: HiddenRows,
+    weights: Weights,
+    config: ModelConfig,
+    layer: int,
+    forward: ForwardContext,
+    norm: Norm,
+) -> HiddenRows:
+    """Compute base + attention of rows, with heads or a latent vector, [R, H], write KV, and prepare the next norm."""
+    shape = config.layers[layer].attention
+    if isinstance(shape, LatentAttention):
+        return latent_attention_residual(base, rows, weights, shape, layer, forward, norm)
+    return self_attention_residual(base, rows, weights, config, layer, forward, norm)
+
+
 def run_layer(
     rows: HiddenRows,
     weights: Weights,
@@ -39,11 +55,7 @@ def run_layer(
     """
     layer_config = config.layers[layer]
     between = Norm(weights["post_attention_layernorm.weight"], config.rms_norm_eps)
-    inner = weights.under("self_attn")
-    if isinstance(layer_config.attention, LatentAttention):
-        rows = latent_attention_residual(rows.values, rows, inner, layer_config.attention, layer, forward, between)
-    else:
-        rows = self_attention_residual(rows.values, rows, inner, config, layer, forward, between)
+    rows = attention_residual(rows.values, rows, weights.under("self_attn"), config, layer, forward, between)
     if isinstance(layer_config.mlp, Experts):
         return mixture_residual(rows, weights.under("mlp"), layer_config.mlp, following, out)
     return gated_mlp_residual(rows, weights.under("mlp"), following, out), None

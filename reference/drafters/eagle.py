@@ -10,7 +10,8 @@ from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
-from specsim.reference.layers import gated_mlp, rms_norm, self_attention
+from specsim.reference.layers import gated_mlp, rms_norm
+from specsim.reference.targets.decoder import attend
 
 
 class EagleHead(DecoderHead):
@@ -27,13 +28,12 @@ class EagleHead(DecoderHead):
         return hidden_RH
 
     def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
-        """Run a Llama layer, the first without a norm before its attention."""
+        """Run a layer, the first without a norm before its attention."""
         weights = self._weights.under(f"layers.{layer}")
         eps = self._model.rms_norm_eps
         normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps) if layer else hidden_RH
-        hidden_RH = hidden_RH + self_attention(
-            normed, weights.under("self_attn"), self._model, self._inverse_D, layer, kv, metadata
-        )
+        attention = weights.under("self_attn")
+        hidden_RH = hidden_RH + attend(normed, attention, self._model, self._inverse_D, layer, kv, metadata)
         normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
         return hidden_RH + gated_mlp(normed, weights.under("mlp"))
 

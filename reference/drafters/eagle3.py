@@ -1,10 +1,10 @@
-"""EAGLE-3 (arXiv 2503.01840): one layer over concat(norm embedding, norm hidden), with a draft vocabulary.
+"""EAGLE-3 (arXiv 2503.01840): a layer over concat(norm embedding, norm hidden), with a draft vocabulary.
 
 EAGLE-3.1 (arXiv 2605.09992) adds norms, as vllm-project/vllm has them in vllm/model_executor/models/llama_eagle3.py:
 input_norm over all target features as one vector (norm_before_fc), then fc_norm.i over feature i (fc_norm), both before
 fc; and the next step reads the hidden state after the final norm (norm_output), which the head does not norm again.
 
-Further layers of a drafter with mask rows (arXiv 2602.01469) are those of a Llama.
+Further layers are plain decoder layers, as in vllm-project/speculators.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
-from specsim.reference.layers import gated_mlp, rms_norm, self_attention
-from specsim.reference.targets.decoder import decoder_layer
+from specsim.reference.layers import gated_mlp, rms_norm
+from specsim.reference.targets.decoder import attend, decoder_layer
 
 
 class Eagle3Head(DecoderHead):
@@ -58,9 +58,7 @@ class Eagle3Head(DecoderHead):
         normed = rms_norm(hidden_RH, weights["hidden_norm.weight"], eps)
         residual = normed if self._config.norm_before_residual else hidden_RH
         both = torch.cat([embedded, normed], dim=-1)
-        hidden_RH = residual + self_attention(
-            both, weights.under("self_attn"), self._model, self._inverse_D, 0, kv, metadata
-        )
+        hidden_RH = residual + attend(both, weights.under("self_attn"), self._model, self._inverse_D, 0, kv, metadata)
         normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
         hidden_RH = hidden_RH + gated_mlp(normed, weights.under("mlp"))
         for layer in range(1, self._model.num_layers):

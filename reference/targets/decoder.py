@@ -18,6 +18,22 @@ def in_dtype(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[st
     return {name: x.to(wide if name.endswith("correction_bias") else dtype) for name, x in tensors.items()}
 
 
+def attend(
+    x_RH: torch.Tensor,
+    weights: Weights,
+    config: ModelConfig,
+    inverse_D: torch.Tensor,
+    layer: int,
+    kv: KVBuffer,
+    metadata: AttentionMetadata,
+) -> torch.Tensor:
+    """Run a layer's attention over rows under their norm, with heads or a latent vector, and write KV: [R, H]."""
+    shape = config.layers[layer].attention
+    if isinstance(shape, LatentAttention):
+        return latent_attention(x_RH, weights, shape, inverse_D, layer, kv, metadata)
+    return self_attention(x_RH, weights, config, inverse_D, layer, kv, metadata)
+
+
 def decoder_layer(
     hidden_RH: torch.Tensor,
     weights: Weights,
@@ -34,11 +50,7 @@ def decoder_layer(
     shape = config.layers[layer]
     eps = config.rms_norm_eps
     normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps)
-    attention = weights.under("self_attn")
-    if isinstance(shape.attention, LatentAttention):
-        hidden_RH = hidden_RH + latent_attention(normed, attention, shape.attention, inverse_D, layer, kv, metadata)
-    else:
-        hidden_RH = hidden_RH + self_attention(normed, attention, config, inverse_D, layer, kv, metadata)
+    hidden_RH = hidden_RH + attend(normed, weights.under("self_attn"), config, inverse_D, layer, kv, metadata)
     normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
     if isinstance(shape.mlp, Experts):
         output_RH, chosen_RK = mixture(normed, weights.under("mlp"), shape.mlp)
@@ -70,6 +82,7 @@ class DecoderTarget:
             weights = self._weights.under(f"model.layers.{layer}")
             hidden_RH, chosen_RK = decoder_layer(hidden_RH, weights, self.config, self._inverse_D, layer, kv, metadata)
             routed += [] if chosen_RK is None else [chosen_RK]
+        entering.append(hidden_RH)
         hidden_RH = rms_norm(hidden_RH, self._weights["model.norm.weight"], self.config.rms_norm_eps)
         features = torch.cat([entering[layer] for layer in feature_layers], dim=-1) if feature_layers else hidden_RH
         side = {"experts": torch.stack(routed, dim=1).to(torch.int16)} if routed else {}

@@ -81,6 +81,7 @@ def target_forward(
         normed = rms_norm(hidden, layer_weights["input_layernorm.weight"], eps)
         past = None if prefix is None else prefix(layer)
         hidden = _layer(hidden, normed, layer_weights, model, rows, model.window(layer), past)
+    entering[model.num_layers] = hidden
     normed = rms_norm(hidden[-last:], weights["model.norm.weight"], eps)
     features = [entering[layer] for layer in feature_layers]
     return normed @ weights["lm_head.weight"].T, torch.cat(features, dim=-1) if features else hidden

@@ -22,7 +22,8 @@ class DrafterConfig:
     model: ModelConfig  # of its own layers
     draft_vocab_size: int  # of its head
     target_hidden_size: int  # width of one target feature
-    feature_layers: tuple[int, ...] = ()  # target layers whose *entering* hidden it reads; (): what the head reads
+    # Target layers whose *entering* hidden it reads, their number for that after the last one; (): what the head reads.
+    feature_layers: tuple[int, ...] = ()
 
     @property
     def reads(self) -> str:

@@ -19,7 +19,7 @@ class EagleConfig(DrafterConfig):
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config(DrafterConfig):
-    """EAGLE-3 (arXiv 2503.01840): a layer over embedding and fused features, with a head of its own.
+    """EAGLE-3 (arXiv 2503.01840): a layer over embedding and fused features, perhaps more layers, and a head.
 
     The norms before fc and norm_output are those of EAGLE-3.1 (arXiv 2605.09992).
     """
@@ -33,7 +33,7 @@ class Eagle3Config(DrafterConfig):
 
 @dataclass(frozen=True, slots=True)
 class PEagleConfig(Eagle3Config):
-    """P-EAGLE (arXiv 2602.01469): an EAGLE-3 head of one or more layers that drafts every depth in one forward."""
+    """P-EAGLE (arXiv 2602.01469): an EAGLE-3 head that drafts every depth in one forward."""
 
     kind: ClassVar[str] = "p-eagle"
     mask_token_id: int = 0  # token read where none is known yet; `mask_hidden` replaces target features there

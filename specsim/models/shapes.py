@@ -156,7 +156,7 @@ def _drafter_tensors(config: DrafterConfig, generator: torch.Generator, dtype: t
     layout, optional = drafter_layout(config)
     if config.kind == "eagle":
         return _random(layout | optional, generator, dtype)
-    head = layout.pop("lm_head.weight")
+    head = layout.pop("lm_head.weight", optional.get("lm_head.weight", ()))
     has_vocabulary = layout.pop("d2t", None) is not None
     tensors = _random(layout, generator, dtype)
     tensors["lm_head.weight"] = _normal(head, _head_scale(config.model), generator, dtype)

@@ -102,6 +102,7 @@ def test_heads_not_given(fields: dict[str, Any], expected: tuple[int, int], publ
         ({IDS: [0, 17, 34], CONVENTION: "entering"}, (0, 17, 34)),  # the embedding enters layer 0
         ({IDS: [-1, 17, 34], CONVENTION: "output"}, (0, 18, 35)),
         ({IDS: [5], CONVENTION: "entering"}, (5,)),
+        ({IDS: [8, 20, 36]}, (8, 20, 36)),  # an output has no id 36, so these are inputs, the last of the final norm
         ({IDS: [1, 9, 17, 32], CONVENTION: "output", "num_aux_hidden_states": 4}, (2, 10, 18, 33)),
         ({"eagle_config": {IDS: [1, 17, 32], CONVENTION: "output", "use_aux_hidden_state": True}}, (2, 18, 33)),
     ],
@@ -221,14 +222,23 @@ def test_configs_of_targets_refused(
 @pytest.mark.parametrize(
     ("name", "fields", "field", "value"),
     [
-        (EAGLE, {"model_type": "qwen2"}, "model_type", "qwen2"),
+        (EAGLE, {"model_type": "gemma3_text"}, "model_type", "gemma3_text"),
+        (EAGLE, {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}, "model_type", "phi3"),
+        (SPECULATORS, {"transformer_layer_config": {"model_type": "phi3"}}, "model_type", "phi3"),
         (EAGLE, {"hidden_size": 32}, "hidden_size", 32),
         (EAGLE, {"vocab_size": 41}, "vocab_size", 41),
         (EAGLE3, {"vocab_size": 41}, "vocab_size", 41),
         (EAGLE3, {"hidden_size": 32}, "hidden_size", 32),
         (EAGLE3, {"target_hidden_size": 28}, "target_hidden_size", 28),
         (EAGLE3, {"draft_vocab_size": 41}, "draft_vocab_size", 41),
-        (EAGLE3, {"num_hidden_layers": 2}, "num_hidden_layers", 2),
+        (EAGLE3, {"eagle_config": {"next_layer_regular": True}}, "eagle_config", "next_layer_regular"),
+        (EAGLE3, {"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step", 4),
+        (
+            EAGLE3,
+            {"model_type": "qwen3", "architectures": None, "use_sliding_window": True, "sliding_window": 5},
+            "layer_types",
+            "missing",
+        ),
         (EAGLE, {"norm_before_fc": True}, "norm_before_fc", True),
         (EAGLE, {"norm_output": True}, "norm_output", True),
         (EAGLE3, {"fc_norm": 1}, "fc_norm", 1),

@@ -71,7 +71,7 @@ CONFIG = "/config.json"
         ({"eagle_aux_hidden_state_convention": None}, "", "eagle_aux_hidden_state_convention", CONFIG),
         # Zeros in place of learned features, as some readers take, would draft something else.
         ({"parallel_drafting": True}, "mask_hidden", "mask_hidden", ""),
-        ({}, "mask_hidden", "num_hidden_layers", CONFIG),  # a head without mask rows has one layer
+        ({}, "mask_hidden", "mask_hidden", ""),  # which only heads with a mask token have
         ({}, "lm_head.weight", "lm_head.weight", ""),  # which a head for fewer tokens needs
     ],
 )

@@ -221,7 +221,8 @@ class PrefillScene:
 
     def features(self, layers: tuple[int, ...]) -> torch.Tensor:
         """Join the hidden states entering these layers, or take what the head reads if there are none."""
-        return torch.cat([self.entering[layer] for layer in layers], dim=-1) if layers else self.head_input
+        states = (*self.entering, self.last_output)
+        return torch.cat([states[layer] for layer in layers], dim=-1) if layers else self.head_input
 
     @property
     def drafter_input(self) -> DrafterInput:

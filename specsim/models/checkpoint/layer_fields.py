@@ -186,7 +186,8 @@ def read_mlps(family: str, fields: Fields, num_layers: int) -> list[MLP]:
     dense = DenseMLP(fields.integer("intermediate_size"), family == "llama" and fields.flag("mlp_bias"))
     if family == "deepseek_v3":
         count = fields.integer("first_k_dense_replace", least=0)
-        experts = deepseek_experts(fields)
+        has_experts = count < num_layers or fields.get("moe_intermediate_size") is not None
+        experts = deepseek_experts(fields) if has_experts else dense
         return [dense if layer < count else experts for layer in range(num_layers)]
     return [dense] * num_layers
 
@@ -287,10 +288,15 @@ def layer_fields(model: ModelConfig) -> dict[str, Any]:
     return fields
 
 
-def windows_of(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
+def windows_of(layer: Fields, model: ModelConfig) -> tuple[int | None, ...]:
     """Read the window of each layer of a drafter, which only `layer_types` switches on."""
+    num_layers = model.num_layers
     layer_types = layer.get("layer_types", [])
     sliding = "sliding_attention"
+    may_slide = model.family in _LISTED and layer.flag("use_sliding_window")
+    if not layer_types and may_slide and layer.get("sliding_window") is not None:
+        allowed = "a list, where use_sliding_window is true: without one, readers differ in the layers that slide"
+        raise layer.error("layer_types", allowed)
     if not isinstance(layer_types, list) or any(
         layer_type not in (sliding, "full_attention") for layer_type in layer_types
     ):

@@ -132,7 +132,7 @@ def _model(layer: Fields, target: ModelConfig) -> ModelConfig:
     values: dict[str, Any] = {"model_type": "qwen3", "num_hidden_layers": 1, **target_sizes(layer, target)}
     values |= {name: value for name, value in layer.non_null.items() if name not in _WINDOWS}
     model = model_config(Fields(layer.file, values, layer.read_names))
-    return model.with_windows(windows_of(layer, model.num_layers))
+    return model.with_windows(windows_of(layer, model))
 
 
 def _feature_layers(fields: Fields, num_layers: int, count: int, are_inputs: bool) -> tuple[int, ...]:

@@ -1,8 +1,12 @@
 """EAGLE-1/2 heads, as the EAGLE repository writes them, and the fields that heads of later versions share with them.
 
 Tensors: embed_tokens, fc [H, 2H], fc.bias where it has one, layers.i.*, the first without input norm.
+
+The layers are of the kind that `model_type` names. Classes for Llama (SafeAILab/EAGLE, SpecForge and SGLang) have its
+layers whatever model their config.json was copied from. Latent attention comes with a dense MLP, as in SGLang.
 """
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +24,19 @@ from specsim.models.checkpoint.model_config import model_config, target_sizes
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout
 
 _NORMS = ("norm_before_fc", "fc_norm", "norm_output")  # of version 3.1
+_KINDS = ("llama", "qwen2", "qwen3", "deepseek_v3")  # of layers
+_COPIED = ("phi3",)  # other models whose config.json heads of Llama layers were copied from
+_LLAMA_CLASSES = r"\w*Llama\w*|PEagleDraftModel"
+_EXPERTS = ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size")
+# Fields of eagle_config with the value of the forward that we have, None: read elsewhere or of no effect.
+_EAGLE_CONFIG = {
+    **dict.fromkeys(("eagle_aux_hidden_state_layer_ids", "eagle_aux_hidden_state_convention", "num_aux_hidden_states")),
+    **dict.fromkeys(("use_aux_hidden_state", *_NORMS)),
+    "parallel_draft_step": 1,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+}
 
 
 class HeadFields(NamedTuple):
@@ -32,13 +49,25 @@ class HeadFields(NamedTuple):
 
 def read_head(fields: Fields, target: ModelConfig) -> HeadFields:
     """Read the layers and norms of a head, from a config.json of the EAGLE repository, SGLang or speculators."""
-    layer = fields.mapping("transformer_layer_config") if fields.get("speculators_model_type") else fields
-    fields = fields.filled(fields.mapping("eagle_config").non_null)
+    is_of_speculators = bool(fields.get("speculators_model_type"))
+    layer = fields.mapping("transformer_layer_config") if is_of_speculators else fields
+    nested = fields.mapping("eagle_config")
+    for name, value in nested.non_null.items():
+        require(name in _EAGLE_CONFIG, f"eagle_config in {fields.file}", name, f"a field of {', '.join(_EAGLE_CONFIG)}")
+        if _EAGLE_CONFIG[name] not in (None, value):
+            raise nested.error(name, f"{_EAGLE_CONFIG[name]}, as no other head is read")
+    fields = fields.filled(nested.non_null)
     if not fields.flag("use_aux_hidden_state", default=True):
         raise fields.error("use_aux_hidden_state", "true")
-    model = model_config(_inherit(layer, target))
-    model = model.with_windows(windows_of(layer, model.num_layers))
+    model = model_config(_inherit(layer, target, not is_of_speculators and _is_llama(fields)))
+    model = model.with_windows(windows_of(layer, model))
     return HeadFields(fields, model, {name: fields.flag(name) for name in _NORMS})
+
+
+def _is_llama(fields: Fields) -> bool:
+    """Check whether the class of a head is one of Llama layers."""
+    classes = fields.get("architectures")
+    return isinstance(classes, list) and any(re.fullmatch(_LLAMA_CLASSES, str(name)) for name in classes)
 
 
 def check_fit(config: DrafterConfig, target: ModelConfig, file: Path) -> None:
@@ -54,14 +83,18 @@ def check_fit(config: DrafterConfig, target: ModelConfig, file: Path) -> None:
         raise InputError(f"draft_vocab_size in {file}", config.draft_vocab_size, allowed)
 
 
-def _inherit(layer: Fields, target: ModelConfig) -> Fields:
-    """Complete a head's fields with its target's, as a Llama layer.
+def _inherit(layer: Fields, target: ModelConfig, is_llama: bool) -> Fields:
+    """Complete a head's fields with its target's.
 
     RoPE is not the target's: published heads that do not name it were trained with the default base of 10000.
     """
-    layer.choice("model_type", ("llama",), default="llama")
-    values = {"model_type": "llama", "num_hidden_layers": 1, **target_sizes(layer, target), **layer.non_null}
-    values.pop("layer_types", None)  # which `windows_of` reads
+    family = layer.choice("model_type", (*_KINDS, *_COPIED) if is_llama else _KINDS, default="llama")
+    values = {"num_hidden_layers": 1, **target_sizes(layer, target), **layer.non_null}
+    values["model_type"] = "llama" if is_llama else family
+    for name in ("layer_types", "use_sliding_window"):  # which `windows_of` reads
+        values.pop(name, None)
+    if values["model_type"] == "deepseek_v3":
+        values |= {"first_k_dense_replace": values["num_hidden_layers"]} | dict.fromkeys(_EXPERTS)
     return Fields(layer.file, values, layer.read_names)
 
 
@@ -70,7 +103,7 @@ def _matches(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
 
 
 def _layout(config: EagleConfig) -> DrafterLayout:
-    """List the tensors: fc of embedding and feature, then Llama layers, the first without input norm."""
+    """List the tensors: fc of embedding and feature, then layers, the first without input norm."""
     model = config.model
     width = model.hidden_size
     layout: Layout = {"embed_tokens.weight": (model.vocab_size, width), "fc.weight": (width, 2 * width)}

@@ -38,9 +38,10 @@ def _matches(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
 
 
 def eagle3_layout(config: Eagle3Config) -> DrafterLayout:
-    """List the tensors: fc of target features, one layer, a head, and the norms of EAGLE-3.1 before fc.
+    """List the tensors: fc of target features, layers, a head, and the norms of EAGLE-3.1 before fc.
 
-    The layer's attention reads embedding and feature together.
+    The first layer's attention reads embedding and feature together. A head of its target's width and vocabulary may
+    read out by its target's lm_head, as in vllm-project/vllm and SGLang.
     """
     model = config.model
     width = model.hidden_size
@@ -48,7 +49,6 @@ def eagle3_layout(config: Eagle3Config) -> DrafterLayout:
     num_features = len(config.feature_layers)
     fused = num_features * config.target_hidden_size
     layout: Layout = {"fc.weight": (width, fused), "norm.weight": (width,)}
-    layout["lm_head.weight"] = (draft_vocab_size, width)
     if config.norm_before_fc:
         layout["input_norm.weight"] = (fused,)
     if config.fc_norm:
@@ -59,19 +59,20 @@ def eagle3_layout(config: Eagle3Config) -> DrafterLayout:
         layout |= norm_layout(f"layers.{index}", width, "input_layernorm", "post_attention_layernorm")
         layout |= layer_layout(f"layers.{index}", model.layers[index], width, width)
     embedding: Layout = {"embed_tokens.weight": (model.vocab_size, width)}
+    head: Layout = {"lm_head.weight": (draft_vocab_size, width)}
     d2t: Layout = {"d2t": (draft_vocab_size,)}
     t2d: Layout = {"t2d": (model.vocab_size,)}
-    has_embedding = width != config.target_hidden_size
+    is_other_width = width != config.target_hidden_size
     has_vocabulary = draft_vocab_size != model.vocab_size
-    required = layout | (embedding if has_embedding else {}) | (d2t if has_vocabulary else {})
-    return DrafterLayout(required, embedding | d2t | t2d)
+    layout |= embedding if is_other_width else {}
+    layout |= head if is_other_width or has_vocabulary else {}
+    layout |= d2t if has_vocabulary else {}
+    return DrafterLayout(layout, embedding | head | d2t | t2d)
 
 
 def read_config(fields: Fields, target: ModelConfig) -> Eagle3Config:
     """Read the shape of a head, and check that it fits its target."""
     head = read_head(fields, target)
-    layers = head.model.num_layers
-    require(layers == 1, f"num_hidden_layers in {fields.file}", layers, "1 in an EAGLE-3 head")
     config = Eagle3Config(**config_values(head, target))
     check_fit(config, target, fields.file)
     return config
@@ -103,10 +104,16 @@ def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
     else:
         if not isinstance(ids, list) or any(type(layer) is not int for layer in ids):
             raise fields.error(name, "a list of integers")
-        layers = tuple(layer + _offset(fields) for layer in ids)
-        allowed = f"ascending ids for inputs of layers 0 to {num_layers - 1} of the target, at least one"
+        allowed = (
+            f"ascending ids, at least one, for inputs of layers 0 to {num_layers} ({num_layers}: of the final norm)"
+        )
+        if not all(a < b for a, b in pairwise(ids)):
+            raise fields.error(name, allowed)
+        # The number of layers can only be an input, as no layer's output has that id.
+        layers = tuple(layer + (0 if ids[-1] == num_layers else _offset(fields)) for layer in ids)
     ascending = all(a < b for a, b in pairwise(layers))
-    if not layers or not ascending or layers[0] < 0 or layers[-1] >= num_layers:
+    last = num_layers if ids and ids[-1] == num_layers else num_layers - 1
+    if not layers or not ascending or layers[0] < 0 or layers[-1] > last:
         raise fields.error(name, allowed)
     if fields.integer("num_aux_hidden_states", default=len(layers)) != len(layers):
         raise fields.error("num_aux_hidden_states", f"{len(layers)}, the number of ids in {name}")
@@ -120,7 +127,10 @@ def _offset(fields: Fields) -> int:
     """
     name = "eagle_aux_hidden_state_convention"
     default = "entering" if fields.get("speculators_model_type") else None
-    allowed = "entering (id i is layer i's input, as vLLM reads it) or output (its output, as SGLang reads it)"
+    allowed = (
+        "output (id i is layer i's output, as SpecForge and Model-Optimizer train and SGLang reads) or entering (its "
+        "input, as vLLM reads)"
+    )
     if fields.get(name, default) not in ("entering", "output"):
         raise fields.error(name, allowed)
     return int(fields.get(name) == "output")
@@ -131,6 +141,8 @@ def load_tensors(
 ) -> DrafterCheckpoint:
     """Check the tensors of a head and the tables of its vocabulary."""
     tensors = check_layout(by_name(stored, _canonical), folder, *layout)
+    if config.model.tie_word_embeddings and "lm_head.weight" not in tensors:
+        raise InputError(f"lm_head.weight in {folder}", "missing", "a tensor, where tie_word_embeddings is true")
     if "t2d" in tensors and "d2t" not in tensors:
         raise InputError(f"d2t in {folder}", "missing", "a table of offsets, as there is a t2d")
     return DrafterCheckpoint(config, with_vocabulary(tensors, folder, config.model.vocab_size))
@@ -165,6 +177,9 @@ def arranged(
     fields: dict[str, Any], model: ModelConfig, layout: str, model_type: str, class_name: str
 ) -> dict[str, Any]:
     """Add the fields of the layers as a layout does. model_type, class_name: of speculators."""
+    families = ("llama", "qwen3") if layout == "speculators" else ("llama",)
+    allowed = f"one for layers of {model.family}: readers of {layout} have those of {' and '.join(families)}"
+    require(model.family in families, "layout", layout, allowed)
     layer = layer_fields(model)
     if layout == "speculators":
         return speculators_fields(model_type, class_name, NUM_STEPS, fields, layer)

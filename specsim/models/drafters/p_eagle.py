@@ -13,7 +13,6 @@ from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.layout import Layout
 from specsim.models.checkpoint.weights import Stored
 from specsim.models.drafters.eagle import check_fit, read_head
 from specsim.models.drafters.eagle3 import (
@@ -30,20 +29,14 @@ _MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 def _matches(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
-    return fields.flag("parallel_drafting") or "mask_hidden" in names
+    has_mask_token = "fc.weight" in names and any(fields.get(name) is not None for name in _MASK_TOKENS)
+    return has_mask_token or fields.flag("parallel_drafting") or "mask_hidden" in names
 
 
 def _layout(config: PEagleConfig) -> DrafterLayout:
-    """List the tensors of an EAGLE-3 head of one or more layers, with the features that its mask rows read.
-
-    A head with its target's width and vocabulary may read out by its target's lm_head, as in vllm-project/vllm.
-    """
+    """List the tensors of an EAGLE-3 head, with the features that its mask rows read."""
     required, optional = eagle3_layout(config)
-    model = config.model
-    head: Layout = {}
-    if (model.hidden_size, config.draft_vocab_size) == (config.target_hidden_size, model.vocab_size):
-        head["lm_head.weight"] = required.pop("lm_head.weight")
-    return DrafterLayout(required | {"mask_hidden": required["fc.weight"][1:]}, optional | head)
+    return DrafterLayout(required | {"mask_hidden": required["fc.weight"][1:]}, optional)
 
 
 def _load(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
@@ -68,7 +61,10 @@ def _mask_token_id(fields: Fields, model: ModelConfig) -> int:
     """Read the token of a head's mask rows, under one of the names that vllm-project/vllm reads."""
     ids = {name: fields.integer(name, least=0) for name in _MASK_TOKENS if fields.get(name) is not None}
     name = next(iter(ids), _MASK_TOKENS[0])
-    allowed = f"the id of the mask token, 0 to {model.vocab_size - 1}, in {' or '.join(_MASK_TOKENS)}"
+    allowed = (
+        f"the id of the mask token, 0 to {model.vocab_size - 1}, in {' or '.join(_MASK_TOKENS)} (by default SpecForge "
+        "trains with the pad token of the target's tokenizer, or 0 without one; speculators with its mask token)"
+    )
     if not ids or len({*ids.values()}) > 1 or ids[name] >= model.vocab_size:
         raise fields.error(name, allowed)
     return ids[name]
