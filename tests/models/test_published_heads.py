@@ -31,7 +31,8 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 def shrunk(fields: dict[str, Any]) -> dict[str, Any]:
     """Give a head a vocabulary of 64 tokens, and 16 drafts where it has fewer."""
     small = {name: shrunk(value) if isinstance(value, dict) else value for name, value in fields.items()}
-    has_all = fields.get("draft_vocab_size") == fields.get("vocab_size")
+    layer = fields | fields.get("transformer_layer_config", {})
+    has_all = layer.get("draft_vocab_size") == layer.get("vocab_size")
     sizes = SMALL | ({"draft_vocab_size": VOCAB} if has_all else {})
     return small | {name: value for name, value in sizes.items() if fields.get(name) is not None}
 
@@ -80,19 +81,21 @@ def kind_of(name: str) -> str:
     if name in ("yuhuili-eagle-qwen2", "kimi-eagle3-mla"):
         return "latent" if "kimi" in name else "qwen2"
     named = config.get("transformer_layer_config", {}).get("model_type")
-    return "qwen3" if "dflash_config" in config or named == "qwen3" else "llama"
+    return "qwen3" if "block_size" in config or named == "qwen3" else "llama"
 
 
 def block_shapes(fields: dict[str, Any], kind: str) -> Shapes:
-    hidden, count, nested = fields["hidden_size"], fields["num_hidden_layers"], fields["dflash_config"]
-    shapes = linear("fc", hidden, len(nested.get("target_layer_ids") or range(count)) * hidden)
-    shapes |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+    hidden, count = fields["hidden_size"], fields["num_hidden_layers"]
+    fields = fields | fields.get("dflash_config", {})
+    ids = fields.get("target_layer_ids") or fields.get("aux_hidden_state_layer_ids") or range(count)
+    shapes = linear("fc", hidden, len(ids) * hidden) | {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     for layer in range(count):
         shapes |= layer_shapes(f"layers.{layer}", fields, hidden, kind, "input_layernorm")
-    if rank := nested.get("markov_rank"):
+    if rank := fields.get("markov_rank"):
         shapes |= {f"markov_head.markov_{part}.weight": (VOCAB, rank) for part in ("w1", "w2")}
         shapes |= linear("confidence_head.proj", 1, hidden + rank, bias=True)
-    return shapes
+    drafts = fields.get("draft_vocab_size", VOCAB)
+    return shapes | ({} if drafts == VOCAB else linear("lm_head", drafts, hidden))
 
 
 def eagle3_shapes(name: str, fields: dict[str, Any], kind: str) -> Shapes:
@@ -116,7 +119,7 @@ def tensors_of(name: str, config: dict[str, Any]) -> Tensors:
     """Make random tensors as the class of a head has them, spread enough that attention matters."""
     fields = config | config.get("transformer_layer_config", {})
     kind = kind_of(name)
-    if "dflash_config" in fields:
+    if "block_size" in fields:
         shapes = block_shapes(fields, kind)
     elif "draft_vocab_size" in fields:
         shapes = eagle3_shapes(name, fields, kind)
@@ -130,7 +133,7 @@ def tensors_of(name: str, config: dict[str, Any]) -> Tensors:
         for key, shape in shapes.items()
     }
     drafts = fields.get("draft_vocab_size", VOCAB)
-    if "dflash_config" not in fields and (drafts < VOCAB or "fullvocab" in name):
+    if drafts < VOCAB or "fullvocab" in name:
         tensors["d2t"] = torch.arange(drafts) * (VOCAB // drafts - 1)
         tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(
             0, torch.arange(0, VOCAB, VOCAB // drafts), True
@@ -156,6 +159,8 @@ ASKED: dict[str, dict[str, tuple[Any, str]]] = {
     "specforge-peagle-nomask": {"mask_token_id": (0, "SpecForge trains with the pad token")},
 }
 OUTPUTS = (
+    "jetspec-qwen3",
+    "jetspec-nemo",
     "zlab-dflash-qwen3",
     "zlab-dflash-swa",
     "specforge-dspark",
@@ -163,6 +168,8 @@ OUTPUTS = (
     "specforge-gptoss",
 )
 FEATURES = dict.fromkeys(OUTPUTS, (2, 6, 10))  # what leaves layers 1, 5 and 9
+CAUSAL = {"zlab-dflash-swa": (0,), "speculators9-dspark": (0,), "speculators9-dflash": (0, 1)}
+CAUSAL |= {"jetspec-qwen3": (0, 1), "jetspec-nemo": (0, 1)}
 FEATURES |= {"nvidia-gptoss-last-boundary": (8, 10, 12), "zlab-dflash-noids": (2, 10)}
 
 
@@ -181,10 +188,10 @@ def test_a_published_head_loads_or_asks_for_one_field(name: str, tmp_path: Path,
     assert config.feature_layers == (() if config.kind == "eagle" else FEATURES.get(name, (2, 6, 9)))
     kind = kind_of(name)
     assert config.model.family == ("deepseek_v3" if kind == "latent" else kind)
-    assert getattr(config, "causal_layers", ()) == ((0,) if name == "zlab-dflash-swa" else ())
+    assert getattr(config, "causal_layers", ()) == CAUSAL.get(name, ())
 
 
-@pytest.mark.by_default("kimi-eagle3-mla", "nvidia-gptoss-last-boundary", "speculators5-qwen3-arch", "zlab-dflash-swa")
+@pytest.mark.by_default("kimi-eagle3-mla", "nvidia-gptoss-last-boundary", "speculators9-eagle3", "speculators9-dspark")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rounds_of_a_published_head_are_the_oracles(name: str, tmp_path: Path, published):
     """The reference drafts as the oracle does, and the fast implementation as the reference."""
