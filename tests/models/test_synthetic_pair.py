@@ -55,7 +55,8 @@ def test_fields_of_a_synthetic_drafter():
     config = synthetic_pair("mtp", fields={"hidden_chain": False}).drafter.config
     assert (config.hidden_chain, config.num_modules, config.model.num_layers) == (False, 3, 3)
     flags = synthetic_pair("eagle3.1", num_layers=4).drafter.config
-    assert (flags.norm_before_fc, flags.fc_norm, flags.norm_output, flags.feature_layers) == (*[True] * 3, (0, 1, 2, 3))
+    assert (flags.norm_before_fc, flags.fc_norm, flags.norm_output) == (True, True, True)
+    assert (flags.feature_layers, flags.model.num_layers) == ((0, 1, 2, 3, 4), 2)
 
 
 def test_an_unknown_kind_of_synthetic_drafter():

@@ -53,7 +53,9 @@ HEAD_CASES = {
         "norm_before_residual": True,
     },
     "eagle3 with its own embedding": {"kind": "eagle3", "own": "embed_tokens.weight"},
-    "eagle3 without a draft vocabulary": {"kind": "eagle3", "draft_vocab_size": 48},
+    "eagle3 with its target's head": {"kind": "eagle3", "draft_vocab_size": 48},
+    "eagle3 with a head for every token": {"kind": "eagle3", "draft_vocab_size": 48, "own": "lm_head.weight"},
+    "eagle3 with what leaves the last layer": {"kind": "eagle3", "feature_layers": (1, 3, 5)},
     "eagle3 with a window": {"kind": "eagle3", "model": {"window": 5}},
     "eagle3 with one feature": {"kind": "eagle3", "feature_layers": (3,)},
     "eagle3.1, one norm before fc": {"kind": "eagle3", "feature_layers": (0, 1, 3, 4), "norm_before_fc": True},
@@ -124,6 +126,7 @@ class DenseEagle3:
     def __init__(self, pair: Pair):
         self.config, self.model, self.tensors = pair.drafter.config, pair.drafter.config.model, pair.drafter.tensors
         self.embedding = self.tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])
+        self.head = self.tensors.get("lm_head.weight", pair.target.tensors["lm_head.weight"])
         self.rotary = LlamaRotaryEmbedding(llama_config(self.model))
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
@@ -153,7 +156,7 @@ class DenseEagle3:
             silu(self.project(normed, "mlp.gate")) * self.project(normed, "mlp.up"), "mlp.down"
         )
         normed = self.norm(hidden, "norm")
-        return normed if self.config.norm_output else hidden, normed @ self.tensors["lm_head.weight"].T
+        return normed if self.config.norm_output else hidden, normed @ self.head.T
 
     def query_key_value(self, ids: list[int], hidden_RH: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Compute query, key and value, each [1, heads, R, D], the first two rotated."""

@@ -48,7 +48,11 @@ def eagle3_layout(config: Eagle3Config) -> DrafterLayout:
     draft_vocab_size = config.draft_vocab_size
     num_features = len(config.feature_layers)
     fused = num_features * config.target_hidden_size
+    is_other_width = width != config.target_hidden_size
+    has_vocabulary = draft_vocab_size != model.vocab_size
+    head: Layout = {"lm_head.weight": (draft_vocab_size, width)}
     layout: Layout = {"fc.weight": (width, fused), "norm.weight": (width,)}
+    layout |= head if is_other_width or has_vocabulary else {}
     if config.norm_before_fc:
         layout["input_norm.weight"] = (fused,)
     if config.fc_norm:
@@ -59,13 +63,9 @@ def eagle3_layout(config: Eagle3Config) -> DrafterLayout:
         layout |= norm_layout(f"layers.{index}", width, "input_layernorm", "post_attention_layernorm")
         layout |= layer_layout(f"layers.{index}", model.layers[index], width, width)
     embedding: Layout = {"embed_tokens.weight": (model.vocab_size, width)}
-    head: Layout = {"lm_head.weight": (draft_vocab_size, width)}
     d2t: Layout = {"d2t": (draft_vocab_size,)}
     t2d: Layout = {"t2d": (model.vocab_size,)}
-    is_other_width = width != config.target_hidden_size
-    has_vocabulary = draft_vocab_size != model.vocab_size
     layout |= embedding if is_other_width else {}
-    layout |= head if is_other_width or has_vocabulary else {}
     layout |= d2t if has_vocabulary else {}
     return DrafterLayout(layout, embedding | head | d2t | t2d)
 

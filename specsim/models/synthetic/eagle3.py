@@ -17,10 +17,15 @@ from specsim.models.synthetic.wide_weights import CONTEXT, HEAD, copy, find, ran
 
 
 def _config(target: ModelConfig, fields: Mapping[str, Any]) -> Eagle3Config:
-    """Make the shape of a head for seven eighths of the vocabulary, which with fc_norm reads every layer."""
-    model = replace(target, layers=(dense_layer(target.layers[-1], target.hidden_size),))
-    layers = tuple(range(target.num_layers))
-    features = layers if fields.get("fc_norm") else layers[-3:]
+    """Make the shape of a head for seven eighths of the vocabulary.
+
+    With fc_norm it has two layers, and reads what enters each of the target's and the final norm.
+    """
+    is_deep = fields.get("fc_norm")
+    layers = tuple(dense_layer(layer, target.hidden_size) for layer in target.layers[-2 if is_deep else -1 :])
+    model = replace(target, layers=layers)
+    entered = tuple(range(target.num_layers + 1))
+    features = entered if is_deep else entered[:-1][-3:]
     return Eagle3Config(model, target.vocab_size * 7 // 8, target.hidden_size, features)
 
 

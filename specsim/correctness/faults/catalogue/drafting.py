@@ -136,6 +136,19 @@ FAULTS = (
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, kind="eagle3")),
     ),
     Fault(
+        name="second-layer-reads-the-firsts-kv",
+        source="inferred: heads of several layers in code that was written for heads of one",
+        operation="kv",
+        cause="every layer of a head writes and reads the KV of the first",
+        symptom="tokens stay right; the first layer of the next forward attends to keys of the last, and fewer drafts are "
+        "accepted",
+        fields=("draft keys", "draft values", "draft logits"),
+        edits={
+            "specsim.fast.drafters.eagle3": "rows, _ = run_layer(rows, weights, self._model, {+0 * +}layer, forward,"
+        },
+        trial=Trial("differential", TREE | dict(page_size=1, batch=1, kind="eagle3.1", family="noisy")),
+    ),
+    Fault(
         name="chain-differs-from-tree-of-one",
         source="NVIDIA/TensorRT-LLM#15842",
         operation="drafting",
