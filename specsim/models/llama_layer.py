@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from specsim.core.target import MLP, Attention, DenseMLP, HeadAttention, LayerConfig, Rope
+from specsim.core.target import MLP, Attention, DenseMLP, HeadAttention, LatentAttention, LayerConfig, Rope
 
 
 def llama_layer(of: LayerConfig, hidden_size: int, theta: float = 10000.0) -> LayerConfig:
@@ -12,8 +12,13 @@ def llama_layer(of: LayerConfig, hidden_size: int, theta: float = 10000.0) -> La
     return LayerConfig(HeadAttention(heads.num_heads, heads.num_kv_heads, heads.head_dim, rope), _dense(of.mlp))
 
 
-def dense_layer(of: LayerConfig, hidden_size: int) -> LayerConfig:
-    """Return a dense layer as it is, and for any other the Llama layer with its window and rotary base."""
+def dense_layer(of: LayerConfig, hidden_size: int, with_latent: bool = False) -> LayerConfig:
+    """Return a dense layer as it is, and for any other the Llama layer with its window and rotary base.
+
+    with_latent: a layer of latent attention only gets a dense MLP, as in the EAGLE heads that have such attention.
+    """
+    if with_latent and isinstance(of.attention, LatentAttention):
+        return LayerConfig(of.attention, _dense(of.mlp))
     if isinstance(of.mlp, DenseMLP) and isinstance(of.attention, HeadAttention) and not of.attention.has_sinks:
         return of
     layer = llama_layer(of, hidden_size, of.attention.rope.theta)

@@ -17,7 +17,7 @@ from specsim.models.synthetic.wide_weights import SOFT, random_tensors, read_two
 
 
 def _config(target: ModelConfig, _: Mapping[str, Any]) -> EagleConfig:
-    layers = (dense_layer(target.layers[-1], target.hidden_size),)
+    layers = (dense_layer(target.layers[-1], target.hidden_size, with_latent=True),)
     return EagleConfig(replace(target, layers=layers), target.vocab_size, target.hidden_size)
 
 
