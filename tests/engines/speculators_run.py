@@ -49,13 +49,15 @@ def save(folder: Path) -> dict[str, dict]:
     from transformers import LlamaConfig, Qwen3Config
 
     sizes = dict(
-        vocab_size=48, hidden_size=32, intermediate_size=40, num_hidden_layers=1, num_attention_heads=4,
+        vocab_size=48, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=256, attn_implementation="eager",
     )  # fmt: skip
+    windows = dict(layer_types=["sliding_attention", "full_attention"], sliding_window=16, use_sliding_window=True)
+    qwen = Qwen3Config(**sizes, **windows)
     eagle = dict(transformer_layer_config=LlamaConfig(**sizes), eagle_aux_hidden_state_layer_ids=[1, 3, 5])
-    block = dict(transformer_layer_config=Qwen3Config(**sizes), aux_hidden_state_layer_ids=[1, 3, 5], mask_token_id=0)
+    block = dict(transformer_layer_config=qwen, aux_hidden_state_layer_ids=[1, 3, 5], mask_token_id=0)
     models = {
-        "eagle3": (Eagle3DraftModel, Eagle3SpeculatorConfig, eagle),
+        "eagle3": (Eagle3DraftModel, Eagle3SpeculatorConfig, eagle | {"transformer_layer_config": qwen}),
         "p-eagle": (PEagleDraftModel, PEagleSpeculatorConfig, eagle | {"mask_token_id": 0}),
         "dflash": (DFlashDraftModel, DFlashSpeculatorConfig, block | {"block_size": NUM_DRAFTS + 1}),
         "dspark": (DSparkDraftModel, DSparkSpeculatorConfig, block | {"block_size": NUM_DRAFTS, "markov_rank": 4}),

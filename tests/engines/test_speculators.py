@@ -57,12 +57,13 @@ def saved(engine_python, tmp_path_factory) -> Path:
     return folder
 
 
-# speculators 0.9 trains blocks of several layers with a causal window, which are not read yet; one layer has none.
 @pytest.mark.parametrize("kind", CLASSES)
 def test_heads_that_it_saves_load_without_options(kind, saved):
-    """Ids of features name inputs, as its own code reads them."""
+    """Ids of features name inputs, as its own code reads them, and blocks are causal in layers with a window."""
     head = load_drafter(saved / kind, TARGET.config)
-    assert head.config.feature_layers == (1, 3, 5)
+    assert (head.config.feature_layers, head.config.model.num_layers) == ((1, 3, 5), 2)
+    assert head.config.model.sliding_windows == ((None, None) if kind == "p-eagle" else (16, None))
+    assert getattr(head.config, "causal_layers", (0,)) == (0,)
     assert set(drafter_layout(head.config).required) <= set(head.tensors)
 
 
