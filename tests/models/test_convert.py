@@ -119,6 +119,22 @@ def test_every_kind_goes_there_and_back(kind: str, window: int | None, tmp_path:
     assert same(head, load_drafter(tmp_path / "third", model))
 
 
+@pytest.mark.parametrize("kind", ["eagle3.1", "p-eagle"])
+@pytest.mark.parametrize(("family", "layouts"), [("qwen3", ["speculators"]), ("qwen2", [])])
+def test_layers_that_a_layouts_readers_lack_are_refused(kind: str, family: str, layouts: list[str], tmp_path: Path):
+    """Readers of the EAGLE layout have layers of Llama only, those of speculators also of Qwen3."""
+    pair = synthetic_pair(kind, family, num_layers=4)
+    head = replace(pair.drafter, config=replace(pair.drafter.config, norm_before_residual=True))
+    target = target_folder(tmp_path / "target", pair.target.config)
+    for layout in layouts:
+        first = folder_of(tmp_path / layout, head, layout)
+        convert(target, first, tmp_path / f"{layout}, again", layout)
+        assert same(head, load_drafter(tmp_path / f"{layout}, again", pair.target.config))
+    for layout in {"eagle", "speculators"} - {*layouts}:
+        with pytest.raises(InputError, check=lambda error: error.name == "layout"):
+            head_fields(head.config, layout)
+
+
 NO_HEADS = {"markov_rank": 0, "confidence": "none", "threshold": 0.0}
 BLOCKS = {
     "a dflash drafter": ("dflash", "z-lab", {}),
