@@ -221,7 +221,7 @@ class PrefillScene:
 
     def features(self, layers: tuple[int, ...]) -> torch.Tensor:
         """Join the hidden states entering these layers, or take what the head reads if there are none."""
-        states = (*self.entering, self.last_output)
+        states = [*self.entering, *([] if self.last_output is None else [self.last_output])]
         return torch.cat([states[layer] for layer in layers], dim=-1) if layers else self.head_input
 
     @property

@@ -50,11 +50,12 @@ def causal_fields(config: BlockDrafterConfig, layout: str) -> Mapping[str, Any]:
     """List the fields that name the causal layers, or raise InputError where a layout has none for them."""
     model = config.model
     windows = tuple(_windows(model))
+    forms: dict[tuple[int, ...], dict[str, Any]]
     if layout == "speculators":
-        forms = {(): {NON_CAUSAL: True}} | {windows: {NON_CAUSAL: False}} if windows else {(): {}}
+        forms = {(): {NON_CAUSAL: True}, windows: {NON_CAUSAL: False}} if windows else {(): {}}
         allowed = "none, or the layers with a window, in speculators"
     else:
-        forms = {(): {"is_causal": False}, tuple(range(model.num_layers)): {"is_causal": True}} | {windows: {}}
+        forms = {(): {"is_causal": False}, tuple(range(model.num_layers)): {"is_causal": True}, windows: {}}
         allowed = "none, all, or the layers with a window"
     require(config.causal_layers in forms, "causal_layers", config.causal_layers, allowed)
     return forms[config.causal_layers]
