@@ -35,7 +35,6 @@ _EAGLE_CONFIG = {
     "parallel_draft_step": 1,
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
-    "use_mtp_layernorm": False,
 }
 
 
@@ -53,8 +52,9 @@ def read_head(fields: Fields, target: ModelConfig) -> HeadFields:
     layer = fields.mapping("transformer_layer_config") if is_of_speculators else fields
     nested = fields.mapping("eagle_config")
     for name, value in nested.non_null.items():
-        require(name in _EAGLE_CONFIG, f"eagle_config in {fields.file}", name, f"a field of {', '.join(_EAGLE_CONFIG)}")
-        if _EAGLE_CONFIG[name] not in (None, value):
+        allowed = f"a field of {', '.join(_EAGLE_CONFIG)}, or a flag that is false"
+        require(name in _EAGLE_CONFIG or value is False, f"eagle_config in {fields.file}", name, allowed)
+        if _EAGLE_CONFIG.get(name) not in (None, value):
             raise nested.error(name, f"{_EAGLE_CONFIG[name]}, as no other head is read")
     fields = fields.filled(nested.non_null)
     if not fields.flag("use_aux_hidden_state", default=True):
