@@ -1,8 +1,8 @@
 """Layers of a block drafter whose rows see the block's rows up to their own, read from a config.json and written.
 
 In the layout of z-lab those are the layers with a window (z-lab's code, SGLang, vLLM), unless a field decides for every
-layer: `is_causal` in these three, a nested `causal` in vLLM, `causal_head` in hao-ai-lab/JetSpec. In speculators they are
-the same without such a field, unless `sliding_window_non_causal` is true.
+layer: `is_causal` in these three, a nested `causal` in vLLM, `causal_head` in hao-ai-lab/JetSpec. In speculators they
+are the same without such a field, unless `sliding_window_non_causal` is true.
 
 A window is counted from each row, itself included, as these engines count it. speculators trains all rows of a block
 with the window of its first row. Where later rows are seen, z-lab bounds how far, and others do not.

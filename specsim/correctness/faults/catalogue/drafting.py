@@ -140,8 +140,7 @@ FAULTS = (
         source="inferred: heads of several layers in code that was written for heads of one",
         operation="kv",
         cause="every layer of a head writes and reads the KV of the first",
-        symptom="tokens stay right; the first layer of the next forward attends to keys of the last, and fewer drafts are "
-        "accepted",
+        symptom="tokens stay right; the first layer attends to keys of the last one, and fewer drafts are accepted",
         fields=("draft keys", "draft values", "draft logits"),
         edits={
             "specsim.fast.drafters.eagle3": "rows, _ = run_layer(rows, weights, self._model, {+0 * +}layer, forward,"
