@@ -70,7 +70,7 @@ class BlockDrafter(Drafter):
 def block_metadata(
     batch: Batch, num_rows: int, max_len: int, pools: KVPool, is_causal: bool = False
 ) -> AttentionMetadata:
-    """Make the metadata of blocks: each row sees columns 0..L-1, and its whole block or the rows up to its own.
+    """Make the metadata of blocks: rows see columns 0..L-1, and their whole block or its rows up to themselves.
 
     Row j is column L + j. A row at or beyond max_len is dropped, and seen by none.
     """

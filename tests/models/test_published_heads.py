@@ -151,8 +151,8 @@ def load_head(name: str, folder: Path, published, given: dict[str, Any] | None =
     return load_drafter(published.save(folder, config, tensors_of(name, config)), target_of(config), given)
 
 
-# Fields that a user has to give, in the order in which they are asked for, with the words that the sentence has.
-ASKED: dict[str, dict[str, tuple[Any, str]]] = {
+# Fields that a user has to give, in the order of their errors, with words of the sentence.
+GIVEN: dict[str, dict[str, tuple[Any, str]]] = {
     "kimi-eagle3-mla": {IDS: ([2, 6, 9], "ascending"), CONVENTION: ("entering", "as vLLM reads")},
     "nvidia-gptoss-longctx-nolmhead": {CONVENTION: ("output", "Model-Optimizer")},
     "specforge-gptoss": {CONVENTION: ("output", "SpecForge")},
@@ -176,7 +176,7 @@ FEATURES |= {"nvidia-gptoss-last-boundary": (8, 10, 12), "zlab-dflash-noids": (2
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_published_head_loads_or_asks_for_one_field(name: str, tmp_path: Path, published):
     given: dict[str, Any] = {}
-    for field, (value, words) in ASKED.get(name, {}).items():
+    for field, (value, words) in GIVEN.get(name, {}).items():
         with pytest.raises(InputError) as caught:
             load_head(name, tmp_path, published, given)
         assert caught.value.name == f"{field} in {tmp_path / 'config.json'}"
@@ -195,7 +195,7 @@ def test_a_published_head_loads_or_asks_for_one_field(name: str, tmp_path: Path,
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rounds_of_a_published_head_are_the_oracles(name: str, tmp_path: Path, published):
     """The reference drafts as the oracle does, and the fast implementation as the reference."""
-    given = {field: value for field, (value, _) in ASKED.get(name, {}).items()}
+    given = {field: value for field, (value, _) in GIVEN.get(name, {}).items()}
     head = load_head(name, tmp_path, published, given)
     target = random_target(target_of(shrunk(CONFIGS[name])))
     doubles = {key: x.double() if x.is_floating_point() else x for key, x in head.tensors.items()}

@@ -177,7 +177,7 @@ def test_rounds_of_causal_blocks_are_the_oracles(causal_layers, kind, window):
 @uncaptured
 @pytest.mark.parametrize("causal_layers", LAYERS, ids=str)
 def test_a_draft_sees_later_rows_unless_every_layer_is_causal(causal_layers, options):
-    """A row of a block of more rows has the same hidden state where no layer has it read the rows after it."""
+    """A row of a longer block has the same hidden state where no layer reads the rows after it."""
     pair = masked("dflash", causal_layers)
     few, more = (hidden_rows(pair, num_steps, options) for num_steps in (2, 5))
     assert any(moved_rows(few, more[:3])) == (causal_layers != (0, 1))
@@ -186,7 +186,7 @@ def test_a_draft_sees_later_rows_unless_every_layer_is_causal(causal_layers, opt
 @uncaptured
 @pytest.mark.parametrize("causal_layers", [(), (0,)], ids=str)
 def test_a_window_ends_at_the_row_itself(causal_layers, options):
-    """In one layer the row at L + j sees the columns after L + j - window, and no others of the context."""
+    """In one layer the row at L + j sees the columns after L + j - window and no others."""
     window = 6
     length = len(rounds.LONG)
     pair = masked("dflash", causal_layers, num_layers=1, window=window)

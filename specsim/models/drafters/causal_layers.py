@@ -1,4 +1,4 @@
-"""Layers of a block drafter whose rows see the block's rows up to their own, read from a config.json and written.
+"""Layers of a block drafter whose rows see the block's rows up to their own, in a config.json.
 
 In the layout of z-lab those are the layers with a window (z-lab's code, SGLang, vLLM), unless a field decides for every
 layer: `is_causal` in these three, a nested `causal` in vLLM, `causal_head` in hao-ai-lab/JetSpec. In speculators they
