@@ -165,6 +165,7 @@ def test_a_dspark_drafter_of_specforge(tmp_path: Path, published):
         ("z-lab", {"is_causal": "yes"}, "is_causal"),
         ("z-lab", MIXED | {"sliding_window": 3, "is_causal": False}, "sliding_window"),
         ("z-lab", MIXED | {NON_CAUSAL: False}, NON_CAUSAL),
+        ("z-lab", MIXED | {"use_sliding_window": False}, "use_sliding_window"),
         ("speculators dflash", {"is_causal": True}, "is_causal"),
         ("z-lab", {"dflash_config": {"target_layer_ids": [1, 5], "mask_token_id": 39}}, "target_layer_ids"),
         ("z-lab", {"dflash_config": {"target_layer_ids": [3, 1], "mask_token_id": 39}}, "target_layer_ids"),

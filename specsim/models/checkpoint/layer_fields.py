@@ -1,13 +1,12 @@
-"""Attention and MLP of every layer, read from a config.json or written for a drafter."""
+"""Attention and MLP of every layer, read from a config.json."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from specsim.core.errors import InputError, require_choice
 from specsim.core.limits import MOST_EXPERTS
-from specsim.core.target import MLP, Attention, DenseMLP, Experts, HeadAttention, LatentAttention, ModelConfig, Rope
+from specsim.core.target import MLP, Attention, DenseMLP, Experts, HeadAttention, LatentAttention, Rope
 from specsim.models.checkpoint.fields import Fields
 
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -256,58 +255,3 @@ def _num_experts(fields: Fields) -> int:
     if len(set(counts)) > 1:
         raise fields.error("num_local_experts", f"num_experts, {counts[0]}, where both are given")
     return counts[0]
-
-
-def layer_fields(model: ModelConfig) -> dict[str, Any]:
-    """List the sizes of a drafter's layers, of the family that they have."""
-    windows = {window for window in model.sliding_windows if window is not None}
-    if len(windows) > 1:
-        raise InputError("sliding_window", sorted(windows), "one window in all layers that have any")
-    heads = model.heads
-    fields: dict[str, Any] = {
-        "model_type": model.family,
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.mlp.size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": heads.num_heads,
-        "num_key_value_heads": heads.num_kv_heads,
-        "head_dim": heads.head_dim,
-        "rms_norm_eps": model.rms_norm_eps,
-        "max_position_embeddings": model.max_position_embeddings,
-        "attention_bias": heads.bias,
-        "mlp_bias": model.mlp.bias,
-        "tie_word_embeddings": model.tie_word_embeddings,
-        "rope_theta": model.rope.theta,
-    }
-    fields |= _optional("rope_scaling", dict(model.rope.scaling))
-    fields |= _optional("eos_token_id", list(model.eos_token_ids))
-    if windows:
-        kinds = ["full_attention" if window is None else "sliding_attention" for window in model.sliding_windows]
-        fields |= {"sliding_window": windows.pop(), "use_sliding_window": True, "layer_types": kinds}
-    return fields
-
-
-def windows_of(layer: Fields, model: ModelConfig) -> tuple[int | None, ...]:
-    """Read the window of each layer of a drafter, which only `layer_types` switches on."""
-    num_layers = model.num_layers
-    layer_types = layer.get("layer_types", [])
-    sliding = "sliding_attention"
-    may_slide = model.family in _LISTED and layer.flag("use_sliding_window")
-    if not layer_types and may_slide and layer.get("sliding_window") is not None:
-        allowed = "a list, where use_sliding_window is true: without one, readers differ in the layers that slide"
-        raise layer.error("layer_types", allowed)
-    if not isinstance(layer_types, list) or any(
-        layer_type not in (sliding, "full_attention") for layer_type in layer_types
-    ):
-        raise layer.error("layer_types", f"a list of {sliding} or full_attention")
-    if sliding not in layer_types:
-        return (None,) * num_layers
-    if len(layer_types) != num_layers:
-        raise layer.error("layer_types", f"{num_layers} times {sliding} or full_attention")
-    window = layer.integer("sliding_window")
-    return tuple(window if layer_type == sliding else None for layer_type in layer_types)
-
-
-def _optional(name: str, value: Mapping[str, Any] | list[Any]) -> dict[str, Any]:
-    return {name: value} if value else {}

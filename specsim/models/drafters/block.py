@@ -25,8 +25,8 @@ from specsim.models.checkpoint.drafter_format import (
     Matches,
     speculators_fields,
 )
+from specsim.models.checkpoint.drafter_layers import layer_fields, windows_of
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.layer_fields import layer_fields, windows_of
 from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
 from specsim.models.checkpoint.model_config import model_config, target_sizes
 from specsim.models.checkpoint.vocabulary import with_vocabulary

@@ -17,8 +17,8 @@ from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout
+from specsim.models.checkpoint.drafter_layers import windows_of
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.layer_fields import windows_of
 from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
 from specsim.models.checkpoint.model_config import model_config, target_sizes
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout

@@ -19,8 +19,8 @@ from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter, speculators_fields
+from specsim.models.checkpoint.drafter_layers import layer_fields
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.layer_fields import layer_fields
 from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
 from specsim.models.checkpoint.vocabulary import with_vocabulary
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout
