@@ -99,7 +99,7 @@ def block_shapes(fields: dict[str, Any], kind: str) -> Shapes:
 
 
 def eagle3_shapes(name: str, fields: dict[str, Any], kind: str) -> Shapes:
-    hidden, drafts = fields["hidden_size"], fields["draft_vocab_size"]
+    hidden, drafts = fields["hidden_size"], fields["draft_vocab_size"] or VOCAB
     feature = fields.get("target_hidden_size") or hidden
     is_p_eagle = "peagle" in name
     first = "layers.0" if is_p_eagle or "speculators_model_type" in fields else "midlayer"
@@ -132,7 +132,7 @@ def tensors_of(name: str, config: dict[str, Any]) -> Tensors:
         key: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 + float(key.endswith("norm.weight"))
         for key, shape in shapes.items()
     }
-    drafts = fields.get("draft_vocab_size", VOCAB)
+    drafts = fields.get("draft_vocab_size") or VOCAB
     if drafts < VOCAB or "fullvocab" in name:
         tensors["d2t"] = torch.arange(drafts) * (VOCAB // drafts - 1)
         tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(
@@ -155,10 +155,12 @@ def load_head(name: str, folder: Path, published, given: dict[str, Any] | None =
 GIVEN: dict[str, dict[str, tuple[Any, str]]] = {
     "kimi-eagle3-mla": {IDS: ([2, 6, 9], "ascending"), CONVENTION: ("entering", "as vLLM reads")},
     "nvidia-gptoss-longctx-nolmhead": {CONVENTION: ("output", "Model-Optimizer")},
+    "nvidia-gptoss-null-nolmhead": {CONVENTION: ("output", "Model-Optimizer")},
     "specforge-gptoss": {CONVENTION: ("output", "SpecForge")},
     "specforge-peagle-nomask": {"mask_token_id": (0, "SpecForge trains with the pad token")},
 }
 OUTPUTS = (
+    "nvidia-gptoss-null-nolmhead",
     "jetspec-qwen3",
     "jetspec-nemo",
     "zlab-dflash-qwen3",

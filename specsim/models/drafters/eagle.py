@@ -58,7 +58,7 @@ def read_head(fields: Fields, target: ModelConfig) -> HeadFields:
             raise nested.error(name, f"{_EAGLE_CONFIG[name]}, as no other head is read")
     fields = fields.filled(nested.non_null)
     if not fields.flag("use_aux_hidden_state", default=True):
-        raise fields.error("use_aux_hidden_state", "true")
+        raise fields.error("use_aux_hidden_state", "true, as no head is read that has no fc over features")
     model = model_config(_inherit(layer, target, not is_of_speculators and _is_llama(fields)))
     model = model.with_windows(windows_of(layer, model))
     return HeadFields(fields, model, {name: fields.flag(name) for name in _NORMS})
