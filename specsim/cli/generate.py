@@ -97,14 +97,6 @@ class GenerateOptions(
             text = _read_prompt_file(self.prompt_file)
         return shipped_texts(1)[0] if text is None else text
 
-    def check_top_logprobs(self) -> None:
-        """Refuse what the reported log probabilities would leave out, and a page, which keeps rounds by itself."""
-        if not self.top_logprobs:
-            return
-        require(self.json is not None, "top_logprobs", self.top_logprobs, "0 without --json")
-        changing = ("repetition_penalty", "presence_penalty", "frequency_penalty", "regex", "json_schema", "rule")
-        refuse_changes(self, (*changing, "accept_rates", "adaptive", "html"), "with --top-logprobs")
-
     def constraint(self) -> tuple[str, Any] | None:
         """Read what the output has to match, as a form of Guidance with its argument; None: it is free."""
         if self.regex is None and self.json_schema is None:
@@ -137,7 +129,9 @@ def generate(options: GenerateOptions) -> None:
     config = options.config()
     sampling = options.sampling()
     options.without("rule", "html")
-    options.check_top_logprobs()
+    if options.top_logprobs:
+        require(options.json is not None, "top_logprobs", options.top_logprobs, "0 without --json")
+        refuse_changes(options, ("accept_rates", "html"), "with --top-logprobs")
     policy = options.policy()
     verifier = None if options.rule is None else _load_rule(options.rule, config)
     has_grammar = options.regex is not None or options.json_schema is not None
@@ -164,13 +158,10 @@ def generate(options: GenerateOptions) -> None:
         "verifier": verifier,
         "progress": True,
         **({} if policy is None else {"adaptive": policy}),
+        **({"top_logprobs": options.top_logprobs} if options.top_logprobs else {}),
     }
     with ExitStack() as after:  # no output that fails costs the others their result
-        request = (loaded, prompts, config, sampling)
-        if options.top_logprobs:
-            generation = _with_top_logprobs(options.top_logprobs, request, settings)
-        else:
-            generation = _run(after, options.html, request, settings)
+        generation = _run(after, options.html, (loaded, prompts, config, sampling), settings)
         _report(loaded.name, generation, options.json, header)
 
 
@@ -185,23 +176,6 @@ def _run(after: ExitStack, page: Path | None, request: tuple[Any, ...], settings
     rounds = trace(*request, **settings, most_rounds=MOST_ROUNDS)
     after.callback(write_rounds, page, rounds)
     return rounds.generation
-
-
-def _with_top_logprobs(count: int, request: tuple[Any, ...], settings: dict[str, Any]) -> "Generation":
-    """Generate, and add the likeliest tokens at every place."""
-    from specsim.serving.generation import generate as continue_texts
-    from specsim.serving.top_logprobs import TopLogprobs
-
-    size = request[0].target.config.vocab_size
-    require(count <= size, "top_logprobs", count, f"at most {size}, the tokens of the vocabulary")
-    watchers: list[Any] = []  # forward all attributes to the engine
-
-    def watch(engine: Any) -> Any:
-        watchers.append(TopLogprobs(engine, count))
-        return watchers[0]
-
-    generation = continue_texts(*request, **settings, watch=watch)
-    return watchers[0].add_to(generation)
 
 
 def _load_rule(rule_path: str, config: SpecConfig) -> "AcceptanceRule":

@@ -37,7 +37,7 @@ class ServeOptions(PairOptions, ImplementationOptions):
     # Seconds that a request may take before it ends with status 503.
     request_timeout: Annotated[float, option("Server", above=0, default="no limit")] = math.inf
     # Largest number of prompt tokens in a step.
-    chunk_tokens: Annotated[int | None, option("Server", at_least=1, default="no limit")] = _SERVING.chunk_tokens
+    chunk_tokens: Annotated[int, option("Server", at_least=1)] = 2048
     # The host reads a step's results before it plans the next step (sync), or one step later (overlap).
     schedule: Annotated[Literal["sync", "overlap"], option("Server")] = _SERVING.schedule
     # Request that is preempted when the pool is full.
@@ -66,7 +66,9 @@ def serve(options: ServeOptions) -> None:
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
 
-        from specsim.serving.http.service import ServerLimits, Service, load_server_engine
+        from specsim.serving.http.limits import ServerLimits
+        from specsim.serving.http.server_engine import load_server_engine
+        from specsim.serving.http.service import Service
     except ModuleNotFoundError as error:
         allowed = f"a Python environment with {error.name}: pip install 'specsim[serve]'"
         raise InputError("serve", "not installed", allowed) from error

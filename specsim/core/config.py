@@ -1,11 +1,12 @@
 """Settings of a speculative run, validated when made and frozen afterwards."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from specsim.core.arguments import check_arguments
-from specsim.core.errors import require, require_choice, require_int
+from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.core.limits import (
     MOST_TOKENS,
     MOST_WIDTH,
@@ -279,6 +280,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: Seed = 0  # of 64 bits, names the random stream
     stop: tuple[str, ...] = ()  # texts that end an output and are cut from its text with all that follows
+    stop_regex: tuple[str, ...] = ()  # patterns of Python's re that end an output; a match stays in its text
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "logit_bias", TokenBiases(self.logit_bias))
@@ -287,6 +289,13 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             require_int("stop_token_ids", token, 0)
-        is_list = isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) and text for text in self.stop)
-        require(is_list, "stop", self.stop, "a tuple of texts of at least one character")
-        object.__setattr__(self, "stop", tuple(self.stop))
+        for name in ("stop", "stop_regex"):
+            texts = getattr(self, name)
+            is_list = isinstance(texts, (tuple, list)) and all(isinstance(text, str) and text for text in texts)
+            require(is_list, name, texts, "a tuple of texts of at least one character")
+            object.__setattr__(self, name, tuple(texts))
+        for pattern in self.stop_regex:
+            try:
+                re.compile(pattern)
+            except (re.error, OverflowError, RecursionError) as error:
+                raise InputError("stop_regex", pattern, f"a pattern that Python's re compiles ({error})") from error

@@ -5,12 +5,11 @@ the host in any case. The scores of drafts are not, so that only what reads a ro
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
 
-from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import NotFinite
@@ -31,8 +30,7 @@ from specsim.core.rule import AcceptanceRule
 from specsim.core.state import dtype_name
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
-
-_ROWS = 512  # of one forward that searches for NaN
+from specsim.core.text_forward import TextForward
 
 
 class Engine(Protocol):
@@ -121,19 +119,10 @@ def first_nonfinite_part(engine: Engine, token_ids: list[int]) -> str | None:
     """
     if engine.options.tensor_parallel > 1:
         return None
-    length = len(token_ids)
-    config = engine.target.config
-    pools = engine.make_pools(1, length + engine.config.page_size)
-    row = pools.open()
-    pools.reserve(row, length)
-    full_batch = Batch.of([0], [row], [length], [SamplingParams()], config.vocab_size)
-    entering = ["the embedding", *(f"layer {layer}" for layer in range(config.num_layers))]
+    layers = range(engine.target.config.num_layers)
+    entering = ["the embedding", *(f"layer {layer}" for layer in layers)]
     hidden_R = torch.empty(0)
-    for start in range(0, length, _ROWS):
-        chunk = PrefillInput.of_prompts([token_ids[start : start + _ROWS]])
-        batch = replace(full_batch, seq_lens=torch.tensor([start + len(chunk.input_ids)])).to(engine.device)
-        chunk = replace(chunk, start_lens=torch.tensor([start])).to(engine.device)
-        hidden_R = engine.hidden_states(batch, chunk, pools).unflatten(-1, (config.num_layers + 1, -1))
+    for hidden_R in TextForward(engine, len(token_ids)).extend(token_ids):
         is_finite = hidden_R.isfinite().all(-1).all(0).tolist()
         if not all(is_finite):
             return entering[is_finite.index(False)]

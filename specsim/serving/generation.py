@@ -14,7 +14,7 @@ from specsim.core.columns import two_rounds
 from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions, check_device
-from specsim.core.errors import InputError, require_type
+from specsim.core.errors import InputError, require_int, require_type
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.pair import AnyDrafter, Pair
 from specsim.core.policies.named import NamedPolicy, named_policy
@@ -27,6 +27,7 @@ from specsim.serving.adaptation import Switching, settings_of
 from specsim.serving.outputs import Generation, output_of
 from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
+from specsim.serving.scoring import likeliest
 
 
 @check_arguments
@@ -118,6 +119,7 @@ def generate(
     drafter: AnyDrafter | None = None,
     verifier: AcceptanceRule | None = None,
     adaptive: str | Mapping[str, Any] | None = None,
+    top_logprobs: int = 0,
     progress: bool = False,
     watch: Callable[[Engine], Engine] | None = None,
 ) -> Generation:
@@ -130,7 +132,8 @@ def generate(
     of the outputs (core.grammar, serving.guidance), one for all prompts or one each, None for an unconstrained output.
     adaptive: a policy that chooses the number of steps of every round, up to config's, by its name such as
     `moving-average` or as an object with its fields (core.policies.named).
-    drafter: replaces the pair's, such as a token drafter of your own or NgramConfig().
+    top_logprobs: the number of likeliest tokens that are reported at every place, for which the target runs over each
+    text again. drafter: replaces the pair's, such as a token drafter of your own or NgramConfig().
     watch: gives the engine that runs in place of the one made here, for instance one that records its rounds. Raises
     InputError for an empty or too long prompt and for token ids outside the vocabulary.
     """
@@ -139,6 +142,7 @@ def generate(
     pair = pair if drafter is None else pair.with_drafter(drafter)
     config = _default_config(pair, verifier) if config is None else config
     require_type("config", config, SpecConfig, "a SpecConfig")
+    require_int("top_logprobs", top_logprobs, 0, pair.target.config.vocab_size)
     most = config.within(pair.target.config.max_position_embeddings).length_limit
     requests = make_requests(pair, prompts, sampling, request_ids, most)
     named = _by_request(grammars, requests)
@@ -153,11 +157,17 @@ def generate(
     with torch.inference_mode():
         schedule = "sync" if policy or watch else late_schedule(running)
         choices = run_together(running, requests, progress, policy and policy.make(), schedule)
-    seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        outputs = tuple(
+            output_of(request, _top_logprobs(running, request, named, top_logprobs)) for request in requests
+        )
     decode = pair.tokenizer and pair.tokenizer.decode
-    outputs = tuple(map(output_of, requests))
     switching = None if policy is None else Switching.of(policy, requests, choices)
     return Generation(outputs, config, seconds, acceptance, verifier, switching, decode)
+
+
+def _top_logprobs(engine: Engine, request: Request, grammars: Grammars, count: int) -> tuple[dict[int, float], ...]:
+    return likeliest(engine, request, count, grammars.get(request.request_id)) if count else ()
 
 
 def late_schedule(engine: Engine) -> Literal["sync", "overlap"]:

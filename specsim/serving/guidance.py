@@ -15,13 +15,14 @@ from specsim.core.user_module import user_code
 class Guidance:
     """A grammar over a tokenizer's tokens, made for a pair by regex, json_schema or lark.
 
-    form: regex, json_schema or lark. text: the grammar in that form. tokenizer: a fast one of transformers. end_ids:
-    tokens that end an output. Raises InputError for a grammar that llguidance does not accept.
+    form: regex, json_schema, lark, or ebnf (llama.cpp's GBNF). text: the grammar in that form. tokenizer: a fast one
+    of transformers. end_ids: tokens that end an output. InputError for a grammar that llguidance does not accept.
     """
 
     def __init__(self, form: str, text: str, tokenizer: Any, vocab_size: int, end_ids: Sequence[int]) -> None:
         try:
             from llguidance import LLMatcher, LLTokenizer
+            from llguidance.gbnf_to_lark import any_to_lark
         except ImportError as error:
             raise InputError(form, text, "none without llguidance: pip install 'specsim[grammar]'") from error
         is_unicode = text.encode(errors="replace").decode() == text  # a lone surrogate cannot be encoded
@@ -35,7 +36,11 @@ class Guidance:
         with user_code("the target's tokenizer", type(tokenizer).__name__, "a tokenizer that llguidance reads"):
             words = tokenizer.backend_tokenizer.to_str()
             self._tokens = LLTokenizer(words, n_vocab=vocab_size, eos_token=list(end_ids))
-        source = getattr(LLMatcher, f"grammar_from_{form}")(text)
+        if form == "ebnf":
+            with user_code(form, text, "a grammar with a rule root"):
+                source = LLMatcher.grammar_from_lark(any_to_lark(text))
+        else:
+            source = getattr(LLMatcher, f"grammar_from_{form}")(text)
         self._start = LLMatcher(self._tokens, source, log_level=0)  # silent: errors are raised
         self.check(self._start)
         first = self._start.deep_copy()

@@ -41,8 +41,8 @@ class Output:
     side_outputs: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
 
 
-def output_of(request: Request) -> Output:
-    """Make the output of a finished request."""
+def output_of(request: Request, top_logprobs: tuple[dict[int, float], ...] = ()) -> Output:
+    """Make the output of a finished request, with the likeliest tokens at each place if they were asked for."""
     return Output(
         text=request.text,
         token_ids=tuple(request.token_ids),
@@ -54,6 +54,7 @@ def output_of(request: Request) -> Output:
         temperature=request.params.temperature,
         setting_per_round=tuple(request.settings) if any(request.settings) else (),
         draft_steps_per_round=tuple(request.draft_steps),
+        top_logprobs=top_logprobs,
         side_outputs=request.side_outputs,
     )
 

@@ -1,5 +1,6 @@
 """Requests: their validated input, and their output so far."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -67,7 +68,7 @@ class Request:
     draft_steps: list[int] = field(default_factory=list)  # its own of each round, where a policy gives it any
     side_outputs: dict[str, Any] = field(default_factory=dict)  # tensors by name at the end, [known tokens - 1, ...]
     finish_reason: str | None = None  # stop, length, abort or rejected
-    stop_reason: int | str | None = None  # token id or stop string that ended it
+    stop_reason: int | str | None = None  # token id, stop string or pattern that ended it
     error: str | None = None  # reason of a rejection
     emissions: list[Emission] = field(default_factory=list)
     arrived: Arrival | None = None
@@ -88,14 +89,15 @@ class Request:
     def text(self) -> str:
         """Decoded output up to the stop string that ended it, empty without a tokenizer."""
         text = self._decoded()
-        return text[: text.index(self.stop_reason)] if isinstance(self.stop_reason, str) else text
+        return text if self.stop_string is None else text[: text.index(self.stop_string)]
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> int:
         """Append tokens up to the one that ends the request, drop the rest, and return the number kept.
 
-        The request ends at a stop token, at the token with which the decoded output first contains a stop string, or at
-        max_tokens, in this order: a stop at the limit is a stop. An unfinished character at the output's end is not yet
-        text. Of several stop strings the one that starts first counts. A finished request takes no tokens.
+        The request ends at a stop token, at the token with which the decoded output first contains a stop string or
+        matches a pattern, or at max_tokens, in this order: a stop at the limit is a stop. An unfinished character at
+        the output's end is not yet text. Of several stop strings the one that starts first counts, of patterns the
+        first. A finished request takes no tokens.
         """
         before = len(self.token_ids)
         for token, logprob in zip(token_ids, logprobs, strict=True):
@@ -105,8 +107,8 @@ class Request:
             self.logprobs.append(logprob)
             if token in self.stop_ids:
                 self.stop_reason = token
-            elif self.params.stop:
-                self.stop_reason = self._stop_string()
+            elif self.params.stop or self.params.stop_regex:
+                self.stop_reason = self._stop_text()
             if self.stop_reason is not None:
                 self.finish_reason = "stop"
             elif len(self.token_ids) == self.max_tokens:
@@ -124,9 +126,15 @@ class Request:
         """
         self.max_tokens = min(self.params.max_new_tokens, max_len - len(self.prompt_ids))
 
-    def _stop_string(self) -> str | None:
+    def _stop_text(self) -> str | None:
         text = self._decoded().rstrip(_UNFINISHED)
-        return min((stop for stop in self.params.stop if stop in text), key=text.index, default=None)
+        patterns = (pattern for pattern in self.params.stop_regex if re.search(pattern, text))
+        return min((stop for stop in self.params.stop if stop in text), key=text.index, default=next(patterns, None))
+
+    @property
+    def stop_string(self) -> str | None:
+        """Stop string that ended the output, which its text ends before."""
+        return self.stop_reason if isinstance(self.stop_reason, str) and self.stop_reason in self.params.stop else None
 
     def _decoded(self) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(self.token_ids)
@@ -191,8 +199,9 @@ def make_request(
             in_vocabulary = isinstance(token, Integral) and 0 <= token < target_config.vocab_size
             if isinstance(token, bool) or not in_vocabulary:
                 raise InputError(name, token, f"token ids from 0 to {target_config.vocab_size - 1}")
-    if params.stop and tokenizer is None:
-        raise InputError("stop", params.stop, "none: the target has no tokenizer")
+    for name in ("stop", "stop_regex"):
+        texts = getattr(params, name)
+        require(tokenizer is not None or not texts, name, texts, "none: the target has no tokenizer")
     stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else target_config.eos_token_ids)
     prompt_ids = list(map(int, ids))
     return Request(request_id, prompt_ids, params, stop_ids, params.max_new_tokens, tokenizer=tokenizer, **schedule)

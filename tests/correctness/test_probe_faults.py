@@ -22,7 +22,9 @@ from specsim.reference import verify
 from specsim.reference.sampling import argmax, inverse_cdf
 from specsim.serving.http import openai
 from specsim.serving.http.app import create_app
-from specsim.serving.http.service import ServerLimits, Service, load_server_engine
+from specsim.serving.http.limits import ServerLimits
+from specsim.serving.http.server_engine import load_server_engine
+from specsim.serving.http.service import Service
 from specsim.serving.requests import Request
 
 _node_logits, _walk, _walks, _accepted, _draws = (

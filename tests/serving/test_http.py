@@ -9,11 +9,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from threading import Event
 
 import pytest
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
+import httpx
 from starlette.testclient import TestClient
 
 from specsim import SamplingParams, SpecConfig, generate
@@ -25,7 +27,9 @@ from specsim.core.engine_options import EngineOptions
 from specsim.models.load import load
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.http.app import create_app
-from specsim.serving.http.service import ServerLimits, Service, load_server_engine
+from specsim.serving.http.limits import ServerLimits
+from specsim.serving.http.server_engine import load_server_engine
+from specsim.serving.http.service import Service
 
 PAIR = load()
 CHAIN = SpecConfig(topk=1, num_steps=3)
@@ -137,6 +141,7 @@ def test_choices_differ_in_their_random_stream(client):
     "sampling",
     [
         {"stop": ("copy",)},
+        {"stop_regex": ("co.y",)},
         {"stop_token_ids": (279,)},
         {"logit_bias": {266: -100.0}},
         {"frequency_penalty": 1.5, "presence_penalty": 0.5},
@@ -151,6 +156,9 @@ def test_parameters_are_those_of_generate(client, sampling):
     assert choice["finish_reason"] == expected.finish_reason
     if "stop" in sampling:
         assert (choice["text"], choice["matched_stop"]) == (expected.text, "copy")
+    if "stop_regex" in sampling:
+        assert (choice["text"], choice["matched_stop"]) == (expected.text, "co.y")
+        assert re.search("co.y", choice["text"])
 
 
 @pytest.mark.parametrize("stop", [[], ["copy"]])
@@ -258,7 +266,7 @@ def test_requests_are_aborted_by_name_or_all(service, client):
 
         sampling = {"max_new_tokens": 1900, "ignore_eos": True}
         body = {"input_ids": [[5], [6]], "rid": ["a", "b"], "sampling_params": sampling}
-        ticket = service.submit([output.ask for output in read_generate(service, body).outputs])
+        ticket = service.submit(read_generate(service, body).asks)
         for name in names:
             service.abort_named(name)
         if not names:
@@ -287,6 +295,46 @@ def test_turns_of_a_session_keep_their_kv(client):
     assert answer.status_code == 400
     assert "context length" in answer.text
     assert native(client, text=" y", session_params={"id": session})["meta_info"]["cached_tokens"] >= total - 1
+    assert client.post("/close_session", json={"session_id": session}).status_code == 200
+    assert free_of_requests(client)
+
+
+def test_a_turn_continues_part_of_a_session(client):
+    """Its prompt is the part of the earlier turns that stays, with the answer that the same prompt has alone."""
+    assert client.post("/flush_cache").status_code == 200
+    session = client.post("/open_session", json={}).json()
+
+    def turn(text, ids=None, **params):
+        body = {"text": text} if ids is None else {"text": None, "input_ids": ids}
+        return native(client, {"max_new_tokens": 6}, **body, session_params={"id": session, **params})
+
+    def known(ids, answer):
+        return [*ids, *answer["output_ids"]]
+
+    first_ids, second_ids = PAIR.tokenizer.encode("def f"), [70, 71, 72]
+    first = turn("def f")
+    second = turn(None, second_ids)
+    rids = [answer["meta_info"]["id"] for answer in (first, second)]
+    whole = known([*known(first_ids, first), *second_ids], second)
+    for params, context in (
+        ({"offset": 4}, whole[:4]),
+        ({"rid": rids[1], "offset": -2}, whole[:-2]),
+        ({"rid": rids[1], "drop_previous_output": True}, whole[:-6]),
+        ({"rid": rids[0], "offset": 0}, known(first_ids, first)),
+        ({"rid": rids[0], "offset": -1, "replace": True}, known(first_ids, first)[:-1]),
+    ):
+        answer = turn(None, [80, 81], **{"rid": rids[1], **params})
+        alone = native(client, {"max_new_tokens": 6}, text=None, input_ids=[*context, 80, 81])
+        assert answer["output_ids"] == alone["output_ids"], params
+        assert answer["meta_info"]["prompt_tokens"] == len(context) + 2
+    gone = {"text": "a", "session_params": {"id": session, "rid": rids[1]}}
+    assert client.post("/generate", json=gone).json()["param"] == "rid"  # replaced with what followed the first turn
+    far = {"text": "a", "session_params": {"id": session, "rid": rids[0], "offset": 999}}
+    assert client.post("/generate", json=far).json()["param"] == "offset"
+    assert (
+        turn("import os", replace=True)["output_ids"]
+        == native(client, {"max_new_tokens": 6}, text="import os")["output_ids"]
+    )
     assert client.post("/close_session", json={"session_id": session}).status_code == 200
     assert free_of_requests(client)
 
@@ -324,7 +372,8 @@ def test_metrics_add_up():
         ("/v1/completions", {"prompt": "a", "logit_bias": {"5": "x"}}, "logit_bias"),
         ("/v1/completions", {"prompt": "a", "speculative": {"num_steps": 9}}, "num_steps"),
         ("/v1/completions", {"prompt": "a", "speculative": 0}, "speculative"),
-        ("/v1/completions", {"prompt": "a", "stop_regex": "b"}, "stop_regex"),
+        ("/v1/completions", {"prompt": "a", "stop_regex": "("}, "stop_regex"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
         ("/v1/completions", {"prompt": "a", "regex": "("}, "regex"),
         ("/v1/completions", {"prompt": "a", "logprobs": 1000}, "logprobs"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
@@ -334,6 +383,7 @@ def test_metrics_add_up():
         ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ("/generate", {"text": "a", "sampling_params": {"json_schema": "{"}}, "json_schema"),
         ("/generate", {"text": "a", "session_params": {"id": "none"}}, "session_params"),
+        ("/generate", {"text": "a", "return_hidden_states": True}, "return_hidden_states"),
         ("/close_session", {"session_id": 5}, "session_id"),
     ],
 )
@@ -364,6 +414,77 @@ def test_limits_of_body_queue_and_time():
         assert (late.status_code, late.json()["error"]["code"]) == (503, 503)
         service.limits = ServerLimits()  # the other prompt may still run, so that the next one waits for its end
         assert complete(client, max_tokens=2)["choices"][0]["finish_reason"] == "length"
+
+
+class HeldEngine:
+    """An engine whose third round waits; it counts rounds, and the most prompt tokens of a step."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.num_rounds, self.most_rows = 0, 0
+        self.waits, self.goes_on = Event(), Event()
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def prefill(self, batch, prefill, pools):
+        self.most_rows = max(self.most_rows, len(prefill.input_ids))
+        return self._engine.prefill(batch, prefill, pools)
+
+    def advance(self, *arguments, **named):
+        self.num_rounds += 1
+        if self.num_rounds == 3:
+            self.waits.set()
+            assert self.goes_on.wait(60)
+        return self._engine.advance(*arguments, **named)
+
+
+def test_aborts_wait_for_no_further_step():
+    """However many requests run and wait, the step that runs is the last, and has few prompt tokens."""
+    engine = HeldEngine(load_server_engine(PAIR, CHAIN, EngineOptions()))
+
+    async def aborted(service):
+        from specsim.serving.http.native import read_generate
+
+        body = {"input_ids": [[5] * 100] * 40, "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}}
+        ticket = service.submit(read_generate(service, body).asks)
+        assert await asyncio.to_thread(engine.waits.wait, 60)
+        service.abort()
+        engine.goes_on.set()
+        return {progress.request.finish_reason for progress in await ticket.results()}
+
+    with started(engine, chunk_tokens=64) as service:
+        assert asyncio.run(aborted(service)) == {"abort"}
+    assert engine.num_rounds == 3
+    assert engine.most_rows <= 64
+
+
+def test_no_request_waits_for_the_grammar_of_another(monkeypatch):
+    asked, made = Event(), Event()
+
+    async def answers(service):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://s") as client:
+            body = {"prompt": "a", "max_tokens": 2, "regex": "a+"}
+            slow = asyncio.create_task(client.post("/v1/completions", json=body))
+            assert await asyncio.to_thread(asked.wait, 60)
+            quick = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+            made.set()
+            return quick.status_code, (await slow).status_code
+
+    def grammar(*_):
+        asked.set()
+        assert made.wait(60)
+
+    with started() as service:
+        monkeypatch.setattr(service, "grammar", grammar)
+        assert asyncio.run(answers(service)) == (200, 200)
+
+
+def test_a_service_loads_its_tokenizer_before_the_first_request():
+    pair = load()
+    assert pair.tokenizer._loaded is None
+    with Service(pair, load_server_engine(pair, CHAIN, EngineOptions()), SERVING):
+        assert pair.tokenizer._loaded is not None
 
 
 class FailingEngine:
@@ -406,13 +527,13 @@ def test_a_signal_ends_the_command_in_order():
 
 
 def test_streams_hold_back_what_may_become_a_stop_string():
-    from specsim.serving.http.job import _settled
+    from specsim.serving.http.job import _streamable
 
-    assert [_settled(text, ("stop", "to")) for text in ("a s", "a st", "a sto", "a b", "")] == [
+    assert [_streamable(text, ("stop", "to")) for text in ("a s", "a st", "a sto", "a b", "")] == [
         "a ",
         "a ",
         "a ",
         "a b",
         "",
     ]
-    assert _settled("text", ()) == "text"
+    assert _streamable("text", ()) == "text"

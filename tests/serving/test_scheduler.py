@@ -111,14 +111,19 @@ def test_a_stop_string_ends_a_request_and_its_text(make, ask, schedule):
         pair, [prompt], config, SamplingParams(max_new_tokens=24), engine=EngineOptions(dtype=torch.float64)
     ).outputs[0]
     stop = long.text[8:11]
-    request = ask(0, prompt, 24, pair, stop=(stop,))
+    pattern = f"{re.escape(stop[0])}.{re.escape(stop[2])}"
+    request, patterned = ask(0, prompt, 24, pair, stop=(stop,)), ask(1, prompt, 24, pair, stop_regex=("@", pattern))
     engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
-    make(engine=engine, schedule=schedule).serve(request)
+    make(engine=engine, schedule=schedule).serve(request, patterned)
     assert (request.finish_reason, request.stop_reason) == ("stop", stop)
     assert request.text == long.text[: long.text.index(stop)]
     assert tuple(request.token_ids) == long.token_ids[: len(request.token_ids)]
     assert stop in pair.tokenizer.decode(request.token_ids)
     assert stop not in pair.tokenizer.decode(request.token_ids[:-1])
+    assert (patterned.finish_reason, patterned.stop_reason) == ("stop", pattern)
+    ends = range(len(long.token_ids) + 1)
+    first = next(end for end in ends if re.search(pattern, pair.tokenizer.decode(long.token_ids[:end])))
+    assert patterned.text == pair.tokenizer.decode(patterned.token_ids) == pair.tokenizer.decode(long.token_ids[:first])
 
 
 @SCHEDULES

@@ -34,7 +34,7 @@ def test_a_line_sets_every_field_of_a_request(read):
     sampling = dict(
         temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.2, presence_penalty=-1,
         frequency_penalty=1, logit_bias={"0": 2, "17": -1.5}, max_new_tokens=9, stop_token_ids=[4, 5], ignore_eos=True,
-        seed=2**64 - 1, stop=["end", "\n\n"],
+        seed=2**64 - 1, stop=["end", "\n\n"], stop_regex=["a+b"],
     )  # fmt: skip
     assert set(sampling) == {field.name for field in fields(SamplingParams)}
     place = dict(arrival=3, priority=-2, continues=9, abort_at=7)
@@ -115,6 +115,7 @@ BAD = [
     ({"prompt": "x", "ignore_eos": 1}, "ignore_eos"),
     ({"prompt": "x", "stop": "end"}, "stop"),
     ({"prompt": "x", "stop": [""]}, "stop"),
+    ({"prompt": "x", "stop_regex": ["("]}, "stop_regex"),
     ({"prompt": "x", "stop_token_ids": 3}, "stop_token_ids"),
     ({"prompt": "x", "stop_token_ids": [4096]}, "stop_token_ids"),
     ({"prompt": "x", "logit_bias": [1]}, "logit_bias"),

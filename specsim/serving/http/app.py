@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
@@ -15,7 +16,10 @@ from starlette.routing import Route
 from specsim.core.errors import InputError, printable, require_type
 from specsim.serving.http import native, openai
 from specsim.serving.http.forms import flag, read_body
-from specsim.serving.http.service import Service, Ticket, Unavailable
+from specsim.serving.http.limits import Unavailable
+from specsim.serving.http.service import Service
+from specsim.serving.http.sessions import Sessions
+from specsim.serving.http.ticket import Ticket
 from specsim.serving.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -127,7 +131,7 @@ class _Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._sessions = native.Sessions(service)
+        self._sessions = Sessions()
 
     async def _body(self, request: HTTPRequest) -> dict[str, Any]:
         most = self._service.limits.body
@@ -149,11 +153,11 @@ class _Routes:
         return StreamingResponse(_events(chunks), media_type="text/event-stream")
 
     async def completions(self, request: HTTPRequest) -> Response:
-        call = openai.read_completion(self._service, await self._body(request))
+        call = await run_in_threadpool(openai.read_completion, self._service, await self._body(request))
         return await self._answer(request, openai, call, self._service.submit(call.asks))
 
     async def chat(self, request: HTTPRequest) -> Response:
-        call = openai.read_chat(self._service, await self._body(request))
+        call = await run_in_threadpool(openai.read_chat, self._service, await self._body(request))
         return await self._answer(request, openai, call, self._service.submit(call.asks))
 
     async def models(self, _: HTTPRequest) -> Response:
@@ -161,15 +165,18 @@ class _Routes:
 
     async def generate(self, request: HTTPRequest) -> Response:
         body = await self._body(request)
-        call = self._sessions.turn(body, native.read_generate(self._service, body))
-        ticket = self._service.submit([output.ask for output in call.outputs])
-        return await self._answer(request, native, call, ticket)
+        call = await run_in_threadpool(
+            native.read_generate, self._service, body
+        )  # others go on while it makes a grammar
+        turn = self._sessions.turn(body)
+        call = call if turn is None else call.in_session(turn)
+        return await self._answer(request, native, call, self._service.submit(call.asks))
 
     async def open_session(self, request: HTTPRequest) -> Response:
         return JSONResponse(self._sessions.open(await self._body(request)))
 
     async def close_session(self, request: HTTPRequest) -> Response:
-        self._sessions.close(await self._body(request))
+        self._service.close_session(self._sessions.close(await self._body(request)))
         return Response()
 
     async def abort_request(self, request: HTTPRequest) -> Response:
@@ -208,7 +215,7 @@ class _Routes:
 
     async def health_generate(self, request: HTTPRequest) -> Response:
         call = native.read_generate(self._service, {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}})
-        await self._service.submit([output.ask for output in call.outputs]).results()
+        await self._service.submit(call.asks).results()
         return Response()
 
     async def server_info(self, _: HTTPRequest) -> Response:

@@ -48,7 +48,7 @@ def sampling_params(body: Body, **defaults: Any) -> SamplingParams:
 
 def _converted(name: str, value: Any) -> Any:
     """Convert a value of JSON to the type of its field."""
-    if name == "stop":
+    if name in ("stop", "stop_regex"):
         texts = [value] if isinstance(value, str) else value
         require_type(name, texts, list, "a text or a list of texts")
         return tuple(texts)

@@ -6,20 +6,11 @@ from dataclasses import dataclass, field
 
 from specsim.core.config import SamplingParams
 from specsim.core.grammar import Grammar
-from specsim.serving.http.scoring import Scorer, TokenScore
+from specsim.serving.http.sessions import SessionTurn
 from specsim.serving.requests import Request
+from specsim.serving.scoring import NO_SCORES, Scorer, ScoreRequest, TokenScore
 
 _UNFINISHED = "\ufffd"  # decoders put it in place of an incomplete character
-
-
-@dataclass(eq=False, slots=True)
-class Session:
-    """A conversation, one turn after the other."""
-
-    last: int | None = None  # id of the request of the last turn that ended well
-    rid: str | None = None  # that turn's name
-    running: int | None = None  # id of the request of the turn that runs
-    is_closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +22,13 @@ class Ask:
     seeded_stream: int | None = None  # random stream of the seed; None: one that no other request has
     num_steps: int | None = None  # most draft steps of a round; None: the server's
     grammar: Grammar | None = None
-    top_logprobs: int = 0  # alternatives of every token; 0: none
-    score_from: int | None = None  # prompt position whose token is the first with a logprob; None: no prompt token
+    scores: ScoreRequest = NO_SCORES
     scores_only: bool = False  # no token is generated
     streams: bool = False  # progress is delivered after every step
     skips_special: bool = True  # special tokens are left out of the text
     keeps_stop: bool = False  # the stop token or string stays in the text
     min_tokens: int = 0  # before which no stop token ends the output
-    session: Session | None = None  # whose next turn it is
+    turn: SessionTurn | None = None  # its place in a session
     rid: str = ""  # name by which it can be aborted
 
 
@@ -84,13 +74,12 @@ class Job:
         text = request.tokenizer.decode(
             request.token_ids[:-1] if cuts else request.token_ids, skip_special_tokens=ask.skips_special
         )
-        if isinstance(request.stop_reason, str) and request.stop_reason in text:
-            end = text.index(request.stop_reason)
-            return text[: end + len(request.stop_reason) * ask.keeps_stop]
-        return text if is_final else _settled(text.rstrip(_UNFINISHED), request.params.stop)
+        if (stop := request.stop_string) is not None and stop in text:
+            return text[: text.index(stop) + len(stop) * ask.keeps_stop]
+        return text if is_final else _streamable(text.rstrip(_UNFINISHED), request.params.stop)
 
 
-def _settled(text: str, stops: Sequence[str]) -> str:
+def _streamable(text: str, stops: Sequence[str]) -> str:
     """Leave out the end of a text with which a stop string may begin."""
     most = max(map(len, stops), default=1) - 1
     for start in range(max(0, len(text) - most), len(text)):

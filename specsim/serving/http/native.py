@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 from specsim import __version__
@@ -23,12 +23,13 @@ from specsim.serving.http.forms import (
     text_grammar,
     token_text,
 )
-from specsim.serving.http.job import Ask, Progress, Session
-from specsim.serving.http.openai import clipped, top_with
+from specsim.serving.http.job import Ask, Progress
+from specsim.serving.http.openai import clipped
 from specsim.serving.http.service import Service
+from specsim.serving.http.sessions import SessionTurn
 from specsim.serving.requests import Request
+from specsim.serving.scoring import NO_SCORES, ScoreRequest
 
-MOST_SESSIONS = 1024
 # Fields that would change an answer, and that this server does not have.
 _REFUSED = ("input_embeds", "image_data", "lora_path", "return_hidden_states", "return_sampling_mask")
 _NEW_TOKENS = 128  # of a request that names no number
@@ -40,9 +41,7 @@ class NativeOutput:
 
     ask: Ask
     returns_logprobs: bool
-    score_from: int | None  # position of the first prompt token in the answer
     names_tokens: bool  # logprobs have the tokens' texts
-    listed_ids: tuple[int, ...] | None  # tokens whose logprobs are wanted at every position
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,18 @@ class GenerateCall:
     outputs: tuple[NativeOutput, ...]
     is_list: bool
     streams: bool
+
+    @property
+    def asks(self) -> list[Ask]:
+        """The outputs without the form of their answers."""
+        return [output.ask for output in self.outputs]
+
+    def in_session(self, turn: SessionTurn) -> Self:
+        """Make the call of a turn, which has one output."""
+        require(len(self.outputs) == 1, "session_params", f"{len(self.outputs)} outputs", "one output in a session")
+        return replace(
+            self, outputs=tuple(replace(output, ask=replace(output.ask, turn=turn)) for output in self.outputs)
+        )
 
 
 def read_generate(service: Service, body: Body) -> GenerateCall:
@@ -66,7 +77,7 @@ def read_generate(service: Service, body: Body) -> GenerateCall:
         prompt_body = {key: _value_of(body, key, index, is_list) for key in body}
         sampling = prompt_body.get("sampling_params") or {}
         require_type("sampling_params", sampling, dict, "an object, or a list of one for each prompt")
-        refuse(sampling, ("stop_regex", "structural_tag", "custom_params"))
+        refuse(sampling, ("structural_tag", "custom_params"))
         num_choices = count(sampling, "n", 1, 1, service.limits.choices)
         is_list |= num_choices > 1
         output = _output(service, prompt_body, sampling, prompt)
@@ -94,13 +105,14 @@ def _value_of(body: Body, key: str, index: int, is_list: bool) -> Any:
 def _output(service: Service, prompt_body: Body, sampling: Body, prompt: str | list[int]) -> NativeOutput:
     returns_logprobs = flag(prompt_body, "return_logprob")
     start = count(prompt_body, "logprob_start_len", -1, -1, 2**31 - 1)
-    score_from = start if returns_logprobs and start >= 0 else None
     listed = prompt_body.get("token_ids_logprob")
     if listed is not None:
         vocab_size = service.pair.target.config.vocab_size
         is_valid = isinstance(listed, list) and all(type(token) is int and 0 <= token < vocab_size for token in listed)
         require(is_valid, "token_ids_logprob", listed, f"a list of token ids below {vocab_size}")
     num_top = count(prompt_body, "top_logprobs_num", 0, 0, service.limits.logprobs)
+    listed_ids = None if listed is None else tuple(listed)
+    scores = ScoreRequest(num_top, start if start >= 0 else None, listed_ids)
     rid = prompt_body.get("rid")
     require(rid is None or isinstance(rid, str), "rid", rid, "a text")
     sampled = {**sampling, "stop_token_ids": _known_ids(service, sampling.get("stop_token_ids"))}
@@ -109,8 +121,7 @@ def _output(service: Service, prompt_body: Body, sampling: Body, prompt: str | l
         params=sampling_params(sampled, temperature=1.0, max_new_tokens=_NEW_TOKENS),
         num_steps=num_steps(prompt_body),
         grammar=_grammar(service, sampling),
-        top_logprobs=max(num_top, listed is not None) if returns_logprobs else 0,
-        score_from=score_from,
+        scores=scores if returns_logprobs else NO_SCORES,
         scores_only=sampling.get("max_new_tokens") == 0,
         streams=flag(prompt_body, "stream"),
         skips_special=flag(sampling, "skip_special_tokens", True),
@@ -118,9 +129,8 @@ def _output(service: Service, prompt_body: Body, sampling: Body, prompt: str | l
         min_tokens=min_tokens(sampling),
         rid=rid or uuid4().hex,
     )
-    tokens = None if listed is None or not returns_logprobs else tuple(listed)
     names_tokens = flag(prompt_body, "return_text_in_logprobs")
-    return NativeOutput(ask, returns_logprobs, score_from, names_tokens, tokens)
+    return NativeOutput(ask, returns_logprobs, names_tokens)
 
 
 def _choice(output: NativeOutput, choice: int, num_choices: int, sampling: Body) -> NativeOutput:
@@ -210,7 +220,8 @@ def _speculation(request: Request, num_tokens: int) -> dict[str, Any]:
 def _logprobs(service: Service, output: NativeOutput, progress: Progress) -> dict[str, Any]:
     request = progress.request
     prompt_len = len(request.prompt_ids)
-    first = prompt_len if output.score_from is None else min(output.score_from, prompt_len)
+    wanted = output.ask.scores
+    first = prompt_len if wanted.first is None else min(wanted.first, prompt_len)
     scores = progress.scores
     num_scored = prompt_len - max(first, 1) if scores else 0  # of the prompt
     of_prompt = scores[:num_scored]
@@ -228,63 +239,18 @@ def _logprobs(service: Service, output: NativeOutput, progress: Progress) -> dic
         "input_token_logprobs": head + [entry(score.logprob, score.token) for score in of_prompt],
         "output_token_logprobs": [entry(logprob, token) for token, logprob in generated],
     }
-    if output.ask.top_logprobs:
+    if wanted.num_top:
         values["input_top_logprobs"] = none + [[entry(p, t) for t, p in score.top] for score in of_prompt]
         values["output_top_logprobs"] = [
-            [entry(p, t) for t, p in top_with(score.top, *of)] for score, of in zip(of_output, generated, strict=False)
+            [entry(p, t) for t, p in score.top_with(logprob)]
+            for score, (_, logprob) in zip(of_output, generated, strict=False)
         ]
-    if output.listed_ids is not None:
+    if wanted.listed_ids is not None:
         for name, rows, start in (("input", of_prompt, none), ("output", of_output, [])):
             values[f"{name}_token_ids_logprobs"] = start + [
-                [entry(float(score.distribution[token]), token) for token in output.listed_ids] for score in rows
+                [entry(p, token) for token, p in zip(wanted.listed_ids, score.listed, strict=True)] for score in rows
             ]
     return values
-
-
-class Sessions:
-    """Open sessions by their ids."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._sessions: dict[str, Session] = {}
-
-    def open(self, body: Body) -> str:
-        """Open a session, and return its id."""
-        count(body, "capacity_of_str_len", 1, 0, 2**62)
-        name = body.get("session_id") or uuid4().hex
-        require_type("session_id", name, str, "a text")
-        require(name not in self._sessions, "session_id", name, "the id of no open session")
-        require(len(self._sessions) < MOST_SESSIONS, "session_id", name, f"at most {MOST_SESSIONS} open sessions")
-        self._sessions[name] = Session()
-        return name
-
-    def close(self, body: Body) -> None:
-        """Close a session, and free its KV."""
-        session = self._find("session_id", body.get("session_id"))
-        del self._sessions[body["session_id"]]
-        self._service.close_session(session)
-
-    def _find(self, field: str, name: Any) -> Session:
-        session = self._sessions.get(name) if isinstance(name, str) else None
-        if session is None:
-            raise InputError(field, name, "the id of an open session")
-        return session
-
-    def turn(self, body: Body, call: GenerateCall) -> GenerateCall:
-        """Make a call the next turn of its session, if it names one."""
-        params = body.get("session_params")
-        if params is None:
-            return call
-        require_type("session_params", params, dict, "an object with id and rid")
-        session = self._find("session_params", params.get("id"))
-        require(len(call.outputs) == 1, "session_params", f"{len(call.outputs)} outputs", "one output in a session")
-        require(session.running is None, "session_params", params["id"], "a session whose last turn has ended")
-        for name in ("offset", "replace", "drop_previous_output"):
-            require(not params.get(name), name, params.get(name), "none: a turn is appended to the session")
-        rid = params.get("rid")
-        require(rid in (None, session.rid), "rid", rid, "the rid of the session's last turn")
-        (output,) = call.outputs
-        return replace(call, outputs=(replace(output, ask=replace(output.ask, session=session)),))
 
 
 def server_info(service: Service) -> dict[str, Any]:

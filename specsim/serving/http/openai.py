@@ -24,12 +24,12 @@ from specsim.serving.http.forms import (
 from specsim.serving.http.job import Ask, Progress
 from specsim.serving.http.service import Service
 from specsim.serving.requests import Request
+from specsim.serving.scoring import Alternatives, ScoreRequest
 
 _LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 # Fields that would change an answer, and that this server does not have.
-_REFUSED = ("stop_regex", "suffix", "tools", "functions", "prompt_logprobs", "lora_path", "use_beam_search")
+_REFUSED = ("suffix", "tools", "functions", "prompt_logprobs", "lora_path", "use_beam_search")
 _COMPLETION_TOKENS = 16  # of a completion that names no number
-Alternatives = Sequence[tuple[int, float]]  # (token, log-probability), most likely first
 _ENDINGS = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -95,8 +95,7 @@ def _call(
         params=params,
         num_steps=num_steps(body),
         grammar=_grammar(service, body),
-        top_logprobs=form["logprobs"] or 0,
-        score_from=1 if form["echo"] and form["logprobs"] is not None else None,
+        scores=ScoreRequest(form["logprobs"] or 0, 1 if form["echo"] and form["logprobs"] is not None else None),
         scores_only=requested == 0,
         streams=flag(body, "stream"),
         skips_special=flag(body, "skip_special_tokens", True),
@@ -259,17 +258,9 @@ def _entries(call: OpenAICall, progress: Progress, first: int) -> list[tuple[int
             entries.append((token, clipped(score.logprob), _clipped_top(score.top)))
     for position in range(first, progress.num_tokens):
         token, logprob = request.token_ids[position], request.logprobs[position]
-        top = top_with(scores[position].top, token, logprob) if call.logprobs else ()
+        top = scores[position].top_with(logprob) if call.logprobs else ()
         entries.append((token, clipped(logprob), _clipped_top(top)))
     return entries
-
-
-def top_with(top: Alternatives, token: int, logprob: float) -> Alternatives:
-    """Put the round's own value of a token in place of the scorer's, and in order."""
-    values = dict(top)
-    if token in values:
-        values[token] = logprob
-    return sorted(values.items(), key=lambda entry: (-entry[1], entry[0] != token))
 
 
 def _clipped_top(top: Alternatives) -> Alternatives:

@@ -3,146 +3,35 @@
 import asyncio
 import math
 import queue
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from threading import Thread
 from typing import Any, Self, TypeVar
 
-import numpy as np
 import torch
 
-from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.config import ServingConfig
 from specsim.core.engine import Engine
-from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require_int
-from specsim.core.grammar import Grammar
 from specsim.core.pair import Pair
-from specsim.core.policies.per_request import covering
-from specsim.core.policies.policy import Choice
-from specsim.core.settings import Settings
-from specsim.core.synthetic_acceptance import SyntheticAcceptance
-from specsim.core.user_module import user_code
 from specsim.serving.adaptation import settings_of
-from specsim.serving.generation import load_adaptive_engine
 from specsim.serving.guidance import Guidance
-from specsim.serving.http.job import Ask, Job, Progress, Session
+from specsim.serving.http.job import Ask, Job, Progress
+from specsim.serving.http.limits import ServerLimits, Unavailable
 from specsim.serving.http.metrics import Metrics
 from specsim.serving.http.min_tokens import MinTokens
-from specsim.serving.http.scoring import Scorer
+from specsim.serving.http.server_engine import LiveGrammars, RequestedSteps
+from specsim.serving.http.sessions import Session, SessionTurn
+from specsim.serving.http.ticket import Ticket
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
+from specsim.serving.scoring import NO_SCORES, Scorer
 
 _STREAM_BITS = 32  # of a request id: they name its random numbers, and the higher ones the request
 _UNSEEDED = 2**31  # first random stream of requests without a seed
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Most of what clients may ask of a server."""
-
-    queue: int = 256  # requests that do not run yet; more get status 429
-    body: int = 4 * 2**20  # bytes of a request
-    choices: int = 128  # outputs of a request
-    logprobs: int = 64  # alternatives of a token
-    queue_seconds: float = math.inf  # that a request may wait; then it ends with status 503
-    request_seconds: float = math.inf  # from a request's arrival to its end
-
-
-class Unavailable(Exception):
-    """A server that cannot take or finish a request now, in one sentence, with the status of the answer."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-
-
-class LiveGrammars(dict[int, Grammar]):
-    """Grammars of the running requests, which an engine reads in every round, also while there are none."""
-
-    def __bool__(self) -> bool:
-        return True
-
-
-class RequestedSteps:
-    """The policy by which every request has the draft steps that it asks for."""
-
-    def __init__(self, settings: Sequence[SpecConfig]) -> None:
-        self.most = max(config.num_steps for config in settings)
-        self.requested: dict[int, int] = {}  # by request id; the others draft as many as they can
-        self._settings = settings
-
-    def choose_requests(self, requests: np.ndarray, contexts: np.ndarray) -> Choice:
-        steps = [self.requested.get(int(request), self.most) for request in requests]
-        return covering(self._settings, np.array(steps, dtype=np.int64))
-
-    def observe_requests(self, requests: np.ndarray, choice: Choice, accepted: np.ndarray, seconds: float) -> None:
-        pass
-
-
-def load_server_engine(
-    pair: Pair, config: SpecConfig, options: EngineOptions, acceptance: SyntheticAcceptance | None = None
-) -> Engine:
-    """Make the engine of a server, which requests can narrow or turn speculation off for, and constrain by grammars."""
-    steps = sorted({0, config.num_steps})
-    grammars = None if acceptance is not None else LiveGrammars()
-    return load_adaptive_engine(
-        pair, Settings.of_steps(config, steps), options, acceptance=acceptance, grammars=grammars
-    )
-
-
-def _lark(ebnf: str) -> str:
-    """Convert a grammar of GBNF, which SGLang calls EBNF."""
-    try:
-        from llguidance.gbnf_to_lark import any_to_lark
-    except ImportError as error:
-        raise InputError("ebnf", ebnf, "none without llguidance: pip install 'specsim[grammar]'") from error
-    with user_code("ebnf", ebnf, "a grammar with a rule root"):
-        return any_to_lark(ebnf)
-
-
-class Ticket:
-    """The outputs of one call of a client; leaving `updates` before their ends aborts them."""
-
-    def __init__(self, service: "Service", jobs: Sequence[Job], updates: "asyncio.Queue[Any]") -> None:
-        self._service = service
-        self._jobs = jobs
-        self._updates = updates
-
-    @property
-    def request_ids(self) -> list[int]:
-        """Ids of the scheduler's requests."""
-        return [job.request.request_id for job in self._jobs]
-
-    async def updates(self) -> AsyncIterator[tuple[int, Progress]]:
-        """Yield the progress of each output, with its number, until all have ended.
-
-        Raises InputError for a request that the scheduler rejects, and Unavailable.
-        """
-        num_open = len(self._jobs)
-        try:
-            while num_open:
-                index, progress = await self._updates.get()
-                if isinstance(progress, Exception):
-                    raise progress
-                request = progress.request
-                if request.finish_reason == "rejected":
-                    most = f"a request within this server's context length ({request.error})"
-                    raise InputError("prompt", f"{len(request.prompt_ids)} tokens", most)
-                num_open -= progress.is_final
-                yield index, progress
-        finally:
-            if num_open:
-                self._service.abort(self.request_ids)
-
-    async def results(self) -> list[Progress]:
-        """Wait for the ends of all outputs."""
-        final = {index: progress async for index, progress in self.updates() if progress.is_final}
-        return [final[index] for index in range(len(self._jobs))]
 
 
 class Service:
@@ -155,6 +44,9 @@ class Service:
         self, pair: Pair, engine: Engine, serving: ServingConfig | None = None, limits: ServerLimits | None = None
     ) -> None:
         self.pair = pair
+        self.tokenizer: Any = pair.tokenizer  # the target's, None where it has none
+        if self.tokenizer is not None:
+            self.tokenizer.decode([])  # loads it now, as a request would while all others wait
         self.engine = engine
         self.serving = ServingConfig() if serving is None else serving
         self.limits = ServerLimits() if limits is None else limits
@@ -163,7 +55,11 @@ class Service:
         self.model = pair.name.partition(",")[0]  # name under which clients know it
         self.metrics = Metrics(self.model, self.config)
         self.policy = RequestedSteps(self.settings)
-        self.grammar = lru_cache(64)(self._grammar)
+        target = pair.target.config
+        guidance = partial(
+            Guidance, tokenizer=pair.tokenizer, vocab_size=target.vocab_size, end_ids=target.eos_token_ids
+        )
+        self.grammar = lru_cache(64)(guidance)  # of a form and a text
         self._scheduler = self._make_scheduler()
         self._jobs: dict[int, Job] = {}
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -180,11 +76,6 @@ class Service:
         self._commands.put(self._end)
         self._thread.join()
 
-    @property
-    def tokenizer(self) -> Any:
-        """The target's tokenizer, None where it has none."""
-        return self.pair.tokenizer
-
     def submit(self, asks: Sequence[Ask]) -> Ticket:
         """Give requests to the engine thread, from a running event loop.
 
@@ -192,8 +83,7 @@ class Service:
         """
         if not self._is_open:
             raise Unavailable(503, "the server ends")
-        most = self.limits.queue + self.serving.max_running
-        if len(self._jobs) + len(asks) > most:
+        if len(self._jobs) + len(asks) > self.limits.queue + self.serving.max_running:
             raise Unavailable(429, f"the queue of {self.limits.queue} requests is full; try again later")
         loop = asyncio.get_running_loop()
         updates: asyncio.Queue[Any] = asyncio.Queue()
@@ -205,10 +95,22 @@ class Service:
         jobs = [self._job(ask, partial(deliver, index)) for index, ask in enumerate(asks)]
         for job in jobs:
             self._jobs[job.request.request_id] = job
-            if job.ask.session is not None:
-                job.ask.session.running = job.request.request_id
+            if job.ask.turn is not None:
+                job.ask.turn.session.running = job.request.request_id
             self._commands.put(partial(self._start, job))
-        return Ticket(self, jobs, updates)
+            self._limit_time(loop, job)
+        return Ticket([job.request.request_id for job in jobs], updates, self.abort)
+
+    def _limit_time(self, loop: asyncio.AbstractEventLoop, job: Job) -> None:
+        """End a request that waits or runs for too long, by timers, so that steps need not look for it."""
+        limits = self.limits
+        for seconds, verb, only_waiting in (
+            (limits.queue_seconds, "waited", True),
+            (limits.request_seconds, "ran", False),
+        ):
+            if math.isfinite(seconds):
+                error = Unavailable(503, f"the request {verb} longer than {seconds:g} s")
+                loop.call_later(seconds, self._commands.put, partial(self._drop_late, job, error, only_waiting))
 
     def abort(self, request_ids: Sequence[int] | None = None) -> None:
         """End requests, or all of them, with finish_reason abort."""
@@ -229,27 +131,17 @@ class Service:
 
     def pause(self, is_paused: bool) -> None:
         """Hold all requests where they are, or let them go on."""
-
-        def command() -> None:
-            self._is_paused = is_paused
-
-        self._commands.put(command)
+        self._commands.put(partial(setattr, self, "_is_paused", is_paused))
 
     @property
     def is_running(self) -> bool:
-        """Check whether the engine thread runs."""
+        """Whether the engine thread runs."""
         return self._thread.is_alive()
 
     @property
     def num_open(self) -> int:
         """Number of requests that have not ended."""
         return len(self._jobs)
-
-    def _grammar(self, form: str, text: str) -> Guidance:
-        if form == "ebnf":
-            form, text = "lark", _lark(text)
-        target = self.pair.target.config
-        return Guidance(form, text, self.tokenizer, target.vocab_size, target.eos_token_ids)
 
     def _job(self, ask: Ask, deliver: Callable[[Progress | Exception], None]) -> Job:
         request = self._request(ask)
@@ -261,35 +153,31 @@ class Service:
         if ask.num_steps is not None:
             require_int("num_steps", ask.num_steps, 0, self.policy.most)
         make_scorer = None
-        if ask.top_logprobs or ask.score_from is not None:
-            make_scorer = partial(Scorer, self.engine, request, ask.top_logprobs, ask.score_from, grammar)
+        if ask.scores != NO_SCORES:
+            make_scorer = partial(Scorer, self.engine, request, ask.scores, grammar)
         return Job(ask, request, deliver, grammar, make_scorer)
 
     def _request(self, ask: Ask) -> Request:
         self._serial += 1
         stream = _UNSEEDED + self._serial % _UNSEEDED if ask.seeded_stream is None else ask.seeded_stream
-        continues = None if ask.session is None else ask.session.last
-        is_text = continues is not None and isinstance(ask.prompt, str)
-        prompt = self.tokenizer.encode(ask.prompt, add_special_tokens=False) if is_text else ask.prompt
-        keep = ask.session is not None
-        request = make_request(self.pair.target.config, self.tokenizer, stream, prompt, ask.params, keep=keep)
+        schedule: Any = {"keep": ask.turn is not None, "continues": 0 if ask.turn and ask.turn.context else None}
+        request = make_request(self.pair.target.config, self.tokenizer, stream, ask.prompt, ask.params, **schedule)
         request.request_id |= self._serial << _STREAM_BITS
-        request.continues = continues
+        request.continues = None  # until it starts
         return request
 
     def _make_scheduler(self) -> Scheduler:
-        policy = self.policy if hasattr(self.engine, "settings") else None
-        return Scheduler(self.engine, self.serving, policy=policy)
+        return Scheduler(self.engine, self.serving, policy=self.policy if hasattr(self.engine, "settings") else None)
 
     def _run(self) -> None:
         with torch.inference_mode():
             while self._is_open:
                 try:
-                    self._turn()
+                    self._work()
                 except Exception as error:
                     self._fail(error)
 
-    def _turn(self) -> None:
+    def _work(self) -> None:
         """Obey what other threads ask for, and run a step; wait where there is nothing to do."""
         is_idle = self._is_paused or not self._scheduler.is_busy
         while is_idle or not self._commands.empty():
@@ -304,7 +192,6 @@ class Service:
         if self._scheduler.adaptation is not None:
             self._scheduler.adaptation.choices.clear()
         self.metrics.count_step(record)
-        self._drop_late()
         self._publish()
 
     def _publish(self) -> None:
@@ -319,6 +206,8 @@ class Service:
         ask, request = job.ask, job.request
         if request.request_id not in self._jobs:  # an engine's failure has ended it
             return
+        if ask.turn is not None:
+            self._place(job, ask.turn)
         if ask.scores_only:
             request.finish_reason = "length"
             self._finish(job)
@@ -327,10 +216,16 @@ class Service:
             self.policy.requested[request.request_id] = ask.num_steps
         if job.grammar is not None and isinstance(self.engine.grammars, LiveGrammars):
             self.engine.grammars[request.request_id] = job.grammar
-        try:
-            self._scheduler.submit(request)
-        except InputError as error:  # of a session that an engine's failure has ended
-            self._drop(job, error)
+        self._scheduler.submit(request)
+
+    def _place(self, job: Job, turn: SessionTurn) -> None:
+        """Let a request continue the one whose KV its session keeps, or begin with its context."""
+        kept = turn.session.kept
+        is_kept = kept is not None and kept.request_id in self._scheduler.requests and kept.known_ids == turn.context
+        if kept is not None and is_kept and not job.ask.scores_only:
+            job.request.continues = kept.request_id
+        else:
+            job.request.prompt_ids = [*turn.context, *job.request.prompt_ids]
 
     def _finish(self, job: Job) -> None:
         self.metrics.count_request(job.request)
@@ -344,14 +239,14 @@ class Service:
         self.policy.requested.pop(request.request_id, None)
         if isinstance(self.engine.grammars, LiveGrammars):
             self.engine.grammars.pop(request.request_id, None)
-        forgotten: int | None = request.request_id
-        if (session := job.ask.session) is not None:
-            session.running = None
-            if request.token_ids and request.finish_reason in ("stop", "length") and not session.is_closed:
-                forgotten, session.last, session.rid = session.last, request.request_id, job.ask.rid
-        if forgotten is not None:
-            self._scheduler.reservations.end_session(forgotten)
-            self._scheduler.forget(forgotten)
+        turn = job.ask.turn
+        self._free(request if turn is None else turn.session.end(turn, request, job.ask.rid))
+
+    def _free(self, request: Request | None) -> None:
+        """Free what a request kept for a next turn."""
+        if request is not None:
+            self._scheduler.reservations.end_session(request.request_id)
+            self._scheduler.forget(request.request_id)
 
     def _drop(self, job: Job, error: Exception) -> None:
         """End a request with an error."""
@@ -366,9 +261,7 @@ class Service:
             session.is_closed = True
             if session.running is not None:
                 self._abort([session.running])
-            if session.last is not None:
-                self._scheduler.reservations.end_session(session.last)
-                self._scheduler.forget(session.last)
+            self._free(session.kept)
 
         self._commands.put(command)
 
@@ -377,20 +270,15 @@ class Service:
 
         def command() -> None:
             jobs = self._jobs.values()
-            named = [job for job in jobs if job.ask.rid == rid or job.ask.rid.startswith(f"{rid}_")]
-            self._abort([job.request.request_id for job in named])
+            self._abort([job.request.request_id for job in jobs if f"{job.ask.rid}_".startswith(f"{rid}_")])
 
         self._commands.put(command)
 
-    def _drop_late(self) -> None:
-        """End the requests that have waited or run for too long."""
-        limits, now = self.limits, time.perf_counter()
-        for job in list(self._jobs.values()):
-            waits = job.request.row < 0 and not job.request.token_ids
-            if waits and now - job.start > limits.queue_seconds:
-                self._drop(job, Unavailable(503, f"the request waited longer than {limits.queue_seconds:g} s"))
-            elif now - job.start > limits.request_seconds:
-                self._drop(job, Unavailable(503, f"the request ran longer than {limits.request_seconds:g} s"))
+    def _drop_late(self, job: Job, error: Unavailable, only_waiting: bool) -> None:
+        """End a request whose time is over."""
+        has_begun = job.request.row >= 0 or job.request.token_ids
+        if job.request.request_id in self._jobs and not (only_waiting and has_begun):
+            self._drop(job, error)
 
     def _abort(self, request_ids: Sequence[int] | None) -> None:
         for request_id in list(self._jobs) if request_ids is None else request_ids:

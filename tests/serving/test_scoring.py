@@ -8,9 +8,10 @@ import torch
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.correctness.explain import read_answers
+from specsim.models.load import load
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.oracle_forward import in_dtype, target_forward
-from specsim.serving.top_logprobs import TopLogprobs
+from specsim.serving.guidance import Guidance
 
 PROMPTS = [[1, 2, 3], [7, 8, 9, 10]]
 
@@ -20,16 +21,9 @@ PROMPTS = [[1, 2, 3], [7, 8, 9, 10]]
 @pytest.mark.parametrize("config", [SpecConfig(1, 2, 3), SpecConfig(2, 2, 5), SpecConfig.plain()])
 def test_every_place_has_the_likeliest_tokens_of_a_plain_forward(config, temperature, impl):
     pair = synthetic_pair("eagle3")
-    watchers = []
-
-    def watch(engine):
-        watchers.append(TopLogprobs(engine, 4))
-        return watchers[0]
-
     sampling = SamplingParams(max_new_tokens=6, temperature=temperature, ignore_eos=True)
     options = EngineOptions(impl, torch.float32)
-    generation = generate(pair, PROMPTS, config, sampling, engine=options, watch=watch)
-    generation = watchers[0].add_to(generation)
+    generation = generate(pair, PROMPTS, config, sampling, engine=options, top_logprobs=4)
     exact = in_dtype(pair.target, torch.float64)
     for output in generation.outputs:
         tokens = [*output.prompt_token_ids, *output.token_ids]
@@ -45,6 +39,19 @@ def test_every_place_has_the_likeliest_tokens_of_a_plain_forward(config, tempera
             assert row.get(token, logprob) == pytest.approx(logprob, abs=1e-4)
 
 
+def test_penalties_bias_and_grammar_are_in_the_scores():
+    """The likeliest token of a greedy output is its own, with the log probability of its round."""
+    pair = load()
+    sampling = SamplingParams(max_new_tokens=8, presence_penalty=1.5, logit_bias={266: -100.0})
+    grammar = Guidance.regex(pair, r"[a-z ]+")
+    generation = generate(pair, "def add(a, b):", sampling=sampling, grammars=grammar, top_logprobs=2)
+    (output,) = generation.outputs
+    assert [next(iter(row)) for row in output.top_logprobs] == list(output.token_ids)
+    assert [max(row.values()) for row in output.top_logprobs] == list(output.logprobs)
+    others = [min(row.values()) for row in output.top_logprobs]
+    assert all(other < logprob for other, logprob in zip(others, output.logprobs, strict=True))
+
+
 def test_the_command_writes_what_explain_reads(call, tmp_path):
     out = tmp_path / "out.json"
     few = ("generate", "--max-new-tokens", "4", "--top-logprobs", "3")
@@ -53,6 +60,6 @@ def test_the_command_writes_what_explain_reads(call, tmp_path):
     assert [len(row) for row in output["top_logprobs"]] == [3] * 4
     (answer,) = read_answers(out, "a")
     assert [max(row, key=row.get) for row in answer.top] == output["token_ids"]
-    for options, name in (((), "top_logprobs"), (("--json", str(out), "--presence-penalty", "1"), "presence_penalty")):
+    for options, name in (((), "top_logprobs"), (("--json", str(out), "--html", str(tmp_path / "a.html")), "html")):
         status, _, err = call(*few, *options)
         assert (status, name in err) == (2, True)
