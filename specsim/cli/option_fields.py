@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from specsim.core.errors import InputError, require, require_choice
+from specsim.core.errors import InputError, require, require_choice, without_user
 from specsim.core.limits import LEAST_MAGNITUDE, MOST_TOKENS, NumberRange
 
 _ALLOWED = {int: "an integer", float: "a number", str: "a text", Path: "a path", bool: "true or false"}
@@ -33,7 +33,7 @@ class FieldOption:
     group: str  # title in --help
     range: NumberRange = _FREE  # of a number; the field's type may state it, too
     limits: str = ""  # range in words, where it depends on other options: the command checks it
-    values: str = ""  # form of a value in --help; its type otherwise
+    values: str = ""  # form of a value in --help; its type otherwise. no secret of a URL is written
     default: str = ""  # words for the default in --help; - for none
     names: str = ""  # text that {names} stands for in the comment
     file: Literal["reads", "writes", "folder", ""] = ""  # role of the files that a value names
@@ -159,8 +159,12 @@ def _ranges(hint: Any) -> Iterator[NumberRange]:
 
 
 def changed(options: Any) -> dict[str, Any]:
-    """List the values that are not the defaults, by name."""
-    values = {name: getattr(options, name) for name in option_fields(type(options))}
+    """List the values that are not the defaults, by name, for files and texts."""
+    values = {
+        name: without_user(value).partition("?")[0] if field.option.values == "URL" and value else value
+        for name, field in option_fields(type(options)).items()
+        for value in [getattr(options, name)]
+    }
     return {name: value for name, value in values.items() if value != option_fields(type(options))[name].default}
 
 

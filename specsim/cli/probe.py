@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -80,9 +80,8 @@ def probe(options: ProbeOptions) -> None:
     if options.prompts is not None:
         amounts["prompts"] = _prompts(options.prompts)
     settings = ProbeSettings(Noise.of(options.dtype), **amounts)
-    public = replace(options, url=server.address, url_plain=plain and plain.address)
     result = ProbeReport(server.address, plain and plain.address)
-    value = {"command": command_line("probe", public), "date": now()}
+    value = {"command": command_line("probe", options), "date": now()}
     only = None if options.only is None else options.only.split(",")
     try:
         with ExitStack() as servers:
@@ -90,7 +89,8 @@ def probe(options: ProbeOptions) -> None:
                 servers.enter_context(opened)
             run(result, server, plain, settings, only, _show_progress)
     except KeyboardInterrupt as end:
-        end.args = (f"results of {len(result.properties)} properties are written",)
+        names = ", ".join(checked.name for checked in result.properties)
+        end.args = (f"written so far: {names}" if names else "no property was checked",)
         raise
     finally:
         _write(options, result, value)

@@ -298,4 +298,6 @@ class SamplingParams:
             try:
                 re.compile(pattern)
             except (re.error, OverflowError, RecursionError) as error:
-                raise InputError("stop_regex", pattern, f"a pattern that Python's re compiles ({error})") from error
+                raise InputError(
+                    "stop_regex", self.stop_regex, f"patterns that Python's re compiles ({error})"
+                ) from error

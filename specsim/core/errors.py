@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, get_args, get_origin
 
 MOST_MESSAGE = 2000  # characters of a sentence
 MOST_VALUE = 200  # characters of a value in an error
+_USER = re.compile(r"(?<=://)[^\s'\"]*@")  # in an address, perhaps with a password
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # without tab and line break
 
 
@@ -30,9 +31,14 @@ def shortened(text: str, most: int) -> str:
     return f"{head}... ({len(text) - len(head) - len(tail):,} more characters) ...{tail}"
 
 
+def without_user(text: str) -> str:
+    """Leave out user and password of the addresses in a text."""
+    return _USER.sub("", text)
+
+
 def tell(message: object) -> None:
-    """Print a message as one sentence on standard error."""
-    text = printable(str(message)).replace("\n", "\\n").replace("\t", "\\t")
+    """Print a message as one sentence on standard error, without passwords of addresses."""
+    text = printable(without_user(str(message))).replace("\n", "\\n").replace("\t", "\\t")
     print(f"specsim: {shortened(text, MOST_MESSAGE)}", file=sys.stderr)
 
 

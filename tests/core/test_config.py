@@ -79,6 +79,9 @@ BAD_PARAMS = [
     ("stop", "end", "each entry a text"),
     ("stop", ("end", ""), "of at least one character"),
     ("stop", (7,), "each entry a text"),
+    ("stop_regex", ("a", ""), "of at least one character"),
+    ("stop_regex", "(", "each entry a text"),
+    ("stop_regex", ("a", "("), "patterns that Python's re compiles"),
 ]
 
 

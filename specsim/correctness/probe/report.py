@@ -59,8 +59,13 @@ class ProbeReport:
             case = ElementTree.SubElement(suite, "testcase", {"classname": "probe", "name": result.name})
             kind = {"fails": "failure", "cannot be shown": "skipped"}.get(result.verdict)
             if kind is not None:
-                ElementTree.SubElement(case, kind, {"message": result.says})
+                ElementTree.SubElement(case, kind, {"message": "".join(map(_escaped, result.says))})
         return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+
+
+def _escaped(character: str) -> str:
+    """Escape, as Python does, a character that XML may not have."""
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def probe(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from specsim.core.errors import InputError, require, shortened
 from specsim.core.files import is_event_stream, parse_json_lines
@@ -63,8 +63,9 @@ class Server:
         self.model = connection.model
         self._answering_model: str | None = None
         base = url.rstrip("/")
-        has_user = "@" in urlsplit(url).netloc
-        key = None if has_user else connection.key
+        password = urlsplit(url).password
+        key = connection.key if "@" not in urlsplit(url).netloc else None
+        self._secrets = [secret for secret in (connection.key, password, password and unquote(password)) if secret]
         self._client = _httpx().AsyncClient(
             base_url=base.removesuffix("/v1") + "/v1",
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -72,6 +73,7 @@ class Server:
             transport=transport,
         )
         self._runner = asyncio.Runner()
+        self._runner.get_loop().set_exception_handler(lambda *_: None)  # of tasks that a signal ends: it is raised too
 
     def __enter__(self) -> Self:
         if self.model is None:
@@ -145,15 +147,15 @@ class Server:
         raise InputError(self.name, self.address, f"{_COMPLETIONS} (it answered with status {status})")
 
     def _reason(self, text: str) -> str:
-        """Give a server's own words without the key, which it may repeat."""
+        """Give a server's own words without key and password, which it may repeat."""
         try:
             value = json.loads(text)
             error = value.get("error", value)
             text = str(error.get("message", error)) if isinstance(error, dict) else str(error)
         except (ValueError, AttributeError, RecursionError):
             pass
-        if self.connection.key:
-            text = text.replace(self.connection.key, "***")
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
         return shortened(" ".join(text.split()), _MOST_REASON)
 
     def _reply(self, text: str) -> Reply:
