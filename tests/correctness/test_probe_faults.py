@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("starlette", reason="an extra: specsim[serve]")
 
+from specsim.cli.probe import ProbeOptions
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.rule import Accepted
@@ -32,6 +33,7 @@ _node_logits, _walk, _walks, _accepted, _draws = (
 )  # fmt: skip
 _take, _request, _usage, _chunks = Request.take, Service._request, openai._usage, openai.chunks
 _clock = count(1)
+DEFAULT_SAMPLES = ProbeOptions(url="http://server").samples
 
 
 def with_sampling(batch, **changes):
@@ -52,6 +54,10 @@ def bonus_of_drafter(tree, prob_NV, draft_prob_MV, draws, config, rule=None):
     path, bonus = _accepted(tree, prob_NV, draft_prob_MV, draws, config, rule)
     has_draft = draft_prob_MV is not None and path[-1] < len(draft_prob_MV)
     return Accepted(path, inverse_cdf(draft_prob_MV[path[-1]], draws.final) if has_draft else bonus)
+
+
+def bonus_at_half_temperature(weight_V, uniform):
+    return inverse_cdf(weight_V**2, uniform)
 
 
 def without_top_p(batch, *arguments):
@@ -135,17 +141,25 @@ class ServerFault:
     property: str
     target: str  # function that is replaced
     wrong: object
+    samples: int = 48  # that show it
 
     def injected(self):
         return patch(self.target, self.wrong)
 
 
 _VERIFY = "specsim.reference.verify"
+_ACCEPTANCE = "specsim.reference.acceptance"
 _OPENAI = "specsim.serving.http.openai"
 FAULTS = {
     "drafts are not verified": ServerFault("greedy", f"{_VERIFY}.greedy", accept_every_draft),
     "sampled drafts are always accepted": ServerFault("temperature", f"{_VERIFY}.accepted", sample_every_draft),
     "bonus is drawn from the drafter": ServerFault("temperature", f"{_VERIFY}.accepted", bonus_of_drafter),
+    "bonus is not from the residual": ServerFault(
+        "temperature", f"{_ACCEPTANCE}.residual", lambda prob_V, draft_prob_V: prob_V, DEFAULT_SAMPLES
+    ),
+    "bonus is drawn at half temperature": ServerFault(
+        "temperature", f"{_ACCEPTANCE}.inverse_cdf", bonus_at_half_temperature, DEFAULT_SAMPLES
+    ),
     "top_p is ignored for drafts": ServerFault("top-p", f"{_VERIFY}._walks", without_top_p),
     "min_p is ignored for drafts": ServerFault("min-p", f"{_VERIFY}._walks", without_min_p),
     "penalties are ignored for drafts": ServerFault("penalties", f"{_VERIFY}.node_logits", without_penalties),
@@ -166,7 +180,7 @@ FAULTS = {
 }
 
 SPECULATION = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, verifier="rejection")
-SETTINGS = ProbeSettings(Noise.of("float32"), ("ab", "The old", "Q: why"), max_tokens=12, samples=48)
+SETTINGS = ProbeSettings(Noise.of("float32"), ("ab", "The old", "Q: why"), max_tokens=12)
 
 
 class Letters:
@@ -197,12 +211,19 @@ def pair_for(only):
     return replace(opposed().pair(), tokenizer=Letters()), SETTINGS
 
 
-@pytest.mark.parametrize("samples", [48, pytest.param(512, marks=pytest.mark.whole)])
+@pytest.mark.by_default(
+    "drafts are not verified",
+    "bonus is drawn from the drafter",
+    "penalties leak to other requests",
+    "stop inside a round is missed",
+    "a chunk of a stream is lost",
+)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_by_the_property_that_it_breaks(name, samples):
+def test_a_fault_is_found_by_the_property_that_it_breaks(name, pytestconfig):
+    """Every fault with the default number of samples where all run."""
     fault = FAULTS[name]
     pair, settings = pair_for([fault.property])
-    settings = replace(settings, samples=samples)
+    settings = replace(settings, samples=DEFAULT_SAMPLES if pytestconfig.getoption("--whole") else fault.samples)
     with fault.injected():
         (result,) = run(pair, [fault.property], settings).properties
     assert (result.name, result.verdict) == (fault.property, "fails"), result.says
@@ -217,5 +238,5 @@ def test_a_fault_is_found_by_the_property_that_it_breaks(name, samples):
 )
 def test_without_a_fault_every_property_holds(only):
     pair, settings = pair_for(only)
-    report = run(pair, only, settings)
+    report = run(pair, only, replace(settings, prompts=settings.prompts[:2], samples=64))
     assert {result.name: result.verdict for result in report.properties} == dict.fromkeys(only, "holds")

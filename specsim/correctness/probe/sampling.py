@@ -199,4 +199,7 @@ def _sample(
         written[row, [draws.support.index(token) for token in past[1]]] = True
     likeliest = prob_nV == prob_nV.max(1, keepdims=True)
     is_later = np.array([bool(past[1]) for past in pasts])
-    return Sample(np.array(cells), prob_nV, past_ids, past_ids, is_later, np.stack([written, likeliest]))
+    tokens = [np.broadcast_to(row, prob_nV.shape) for row in np.eye(prob_nV.shape[1])[:-1]]
+    ln_prob = np.log(np.where(prob_nV > 0, prob_nV, 1.0))
+    marks = np.stack([written, likeliest, *tokens, ln_prob])
+    return Sample(np.array(cells), prob_nV, past_ids, past_ids, is_later, marks)

@@ -9,13 +9,14 @@ whatever order contexts occur; the tail of chi-square, which is also shown, is a
 - in each context a distribution drawn around p (Dirichlet of weight · p). The ratio is the Dirichlet-multinomial
 distribution over the multinomial one. Its logarithm is near half of the amount by which G² exceeds its degrees of
 freedom;
-- p with the odds of some marked tokens changed: those that the drafter rates higher than the target does, and those
-that the text holds already.
+- p with the odds of some marked tokens changed, such as those that the drafter rates higher than the target does, and
+those that the text holds already; or p at another temperature, where the mark is ln p.
 
 The first kind is applied to all tokens, and to those that begin a round, which is known before they are drawn. Later
 tokens of a round are not tested separately: their existence depends on the drafts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ class Sample:
     distribution_ids: np.ndarray  # i64 [n], equal where the distributions are equal
     past_ids: np.ndarray  # i64 [n], equal where the tokens that decide the distribution are equal
     is_first: np.ndarray  # bool [n], whether it begins a round other than its request's first
-    marks: np.ndarray  # bool [M, n, V], sets of tokens whose odds may be wrong
+    marks: np.ndarray  # bool or f64 [M, n, V], sets of tokens whose odds may be wrong, or their shares in an exponent
 
     def __len__(self) -> int:
         return len(self.token)
@@ -54,10 +55,10 @@ class ChiSquare(NamedTuple):
     p_value: float  # in the limit of many tokens
 
 
-def ln_e_value(sample: Sample) -> float:
+def ln_e_value(sample: Sample, normalizers_MO: np.ndarray | None = None) -> float:
     """Compute the natural logarithm of the e-value, the mean of all ratios.
 
-    It is infinite if a token has probability 0.
+    It is infinite if a token has probability 0. normalizers_MO: of the sample's contexts, which are computed if None.
     """
     if (_of_tokens(sample, sample.prob_nV) == 0).any():
         return np.inf
@@ -68,8 +69,9 @@ def ln_e_value(sample: Sample) -> float:
         for selected in (everywhere, sample.is_first)
         for value in _around(*_counts(sample, contexts, selected))
     ]
-    tilted = [value for marked_nV in sample.marks for value in _tilted(sample, marked_nV)]
-    return float(logsumexp([_ln_mean(around), _ln_mean(tilted)]) - np.log(2))
+    marked_M = [float(_of_tokens(sample, marked_nV).sum()) for marked_nV in sample.marks]
+    tilted_MO = np.outer(marked_M, ODDS) - (_normalizers(sample) if normalizers_MO is None else normalizers_MO)
+    return float(logsumexp([_ln_mean(around), _ln_mean(tilted_MO.ravel())]) - np.log(2))
 
 
 def chi_square(sample: Sample) -> ChiSquare:
@@ -116,14 +118,13 @@ def _around(count_GV: np.ndarray, prob_GV: np.ndarray) -> list[float]:
     return values
 
 
-def _tilted(sample: Sample, marked_nV: np.ndarray) -> list[float]:
-    """Compute ln of the ratio where marked tokens have e^θ times their odds, for every θ."""
-    mass = (sample.prob_nV * marked_nV).sum(1)
-    num_marked = _of_tokens(sample, marked_nV).sum()
-    return [float(odds * num_marked - np.log1p(mass * np.expm1(odds)).sum()) for odds in ODDS]
+def _normalizers(sample: Sample) -> np.ndarray:
+    """Compute the logarithm of the sum of p · exp(θ · mark) over all tokens, for every mark and θ, f64 [M, O]."""
+    exponents = [[odds * marked_nV for odds in ODDS] for marked_nV in sample.marks]
+    return np.array([[np.log((sample.prob_nV * np.exp(x_nV)).sum(1)).sum() for x_nV in row] for row in exponents])
 
 
-def _ln_mean(values: list[float]) -> float:
+def _ln_mean(values: Sequence[float] | np.ndarray) -> float:
     return float(logsumexp(values) - np.log(len(values)))
 
 
@@ -137,13 +138,19 @@ def detectable_distance(sample: Sample, bound: float) -> float:
     """
     generator = np.random.default_rng(0)
     wrong_nV = _halved(sample.prob_nV)
-    if not _is_detected(sample, wrong_nV, bound, generator):
+    normalizers_MO = _normalizers(sample)
+
+    def is_detected(share: float) -> bool:
+        mixed_nV = (1 - share) * sample.prob_nV + share * wrong_nV
+        return _is_detected(sample, normalizers_MO, mixed_nV, bound, generator)
+
+    if not is_detected(1.0):
         return float("nan")
     least = 0.0
     most = 1.0
     for _ in range(STEPS):
         share = (least + most) / 2
-        if _is_detected(sample, (1 - share) * sample.prob_nV + share * wrong_nV, bound, generator):
+        if is_detected(share):
             most = share
         else:
             least = share
@@ -159,11 +166,14 @@ def _halved(prob_nV: np.ndarray) -> np.ndarray:
     return wrong_nV / wrong_nV.sum(1, keepdims=True)
 
 
-def _is_detected(sample: Sample, mixed_nV: np.ndarray, bound: float, generator: np.random.Generator) -> bool:
+def _is_detected(
+    sample: Sample, normalizers_MO: np.ndarray, mixed_nV: np.ndarray, bound: float, generator: np.random.Generator
+) -> bool:
     """Whether the e-values of 99 % of samples, taken as normal, are large enough."""
     cdf_nV = mixed_nV.cumsum(1)
     ln_e_values = []
     for _ in range(DRAWS):
         uniforms = generator.random(len(sample)) * cdf_nV[:, -1]
-        ln_e_values.append(ln_e_value(replace(sample, token=(cdf_nV > uniforms[:, None]).argmax(1))))
+        redrawn = replace(sample, token=(cdf_nV > uniforms[:, None]).argmax(1))
+        ln_e_values.append(ln_e_value(redrawn, normalizers_MO))
     return bool(np.mean(ln_e_values) - SURELY * np.std(ln_e_values) >= -np.log(bound))
