@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 from specsim.core.user_module import load_module
+from specsim.correctness.conformance import chains
 from specsim.correctness.conformance.comparison import difference
 from specsim.correctness.conformance.contract import BY_NAME, Call, Value
 from specsim.correctness.conformance.dump import script, script_path
@@ -84,24 +86,44 @@ def test_one_case_runs_by_its_name_and_other_names_list_all(tmp_path, monkeypatc
     assert "case is 'no request'; allowed: one of 4 cases, such as shift_ids: no requests" in error
 
 
+RUN_ALL = """
+import runpy, sys
+for words in {words!r}:
+    sys.argv = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        print(end.code, flush=True)
+"""
+
+
 def test_scripts_of_failed_cases_repeat_them_without_specsim(tmp_path, monkeypatch, call):
+    """A wrong kernel, a right one, one that exits and one without end, whose process ends."""
     monkeypatch.chdir(tmp_path)
     module = kernels("= topk_index[b]", "= topk_index[0]", tmp_path)
     options = ["--module", module, "--ops", "shift_ids", "--dump", "failed", "--device", "cpu"]
     assert call("conformance", *options)[0] == 1
     files = sorted(Path("failed").iterdir())
     assert len(files) == 3
+    case = next(case for case in CASES if case.operation == "bonus_tokens")
+    words = [[str(files[1])], [str(files[1]), str(PLAIN)]]
+    for name, body in {"exits": "raise SystemExit(0)", "loops": "while True: pass"}.items():
+        Path(f"{name}.py").write_text(f"def fill_bonus_tokens(*arguments):\n    {body}")
+        Path(f"{name}_case.py").write_text(
+            script(f"{name}.py", load_module(str(tmp_path / f"{name}.py")), case, "cpu", 0.5)
+        )
+        words.append([f"{name}_case.py"])
     blocked = tmp_path / "blocked"
     (blocked / "specsim").mkdir(parents=True)
     (blocked / "specsim" / "__init__.py").write_text("raise ImportError")
-    words = [sys.executable, files[1]]
-    for given, status in (([], 1), ([str(PLAIN)], 0)):
-        environment = os.environ | {"PYTHONPATH": str(blocked)}
-        done = subprocess.run([*words, *given], env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stderr
-    assert (
-        "input_ids[2]: expected 8, found 7" in subprocess.run(words, capture_output=True, text=True, check=False).stderr
-    )
+    environment = os.environ | {"PYTHONPATH": str(blocked)}
+    command = [sys.executable, "-c", RUN_ALL.format(words=words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    wrong, *_, right, end = done.stdout.splitlines()
+    assert "input_ids[2]: expected 8, found 7" in wrong
+    assert (right, end) == ("None", "the function calls exit()")
+    assert "equal" in done.stdout
+    assert (done.returncode, "Timeout" in done.stderr) == (1, True)
     files[0].write_text("mine")
     status, _, error = call("conformance", *options)
     assert (status, files[0].read_text()) == (2, "mine")
@@ -110,27 +132,19 @@ def test_scripts_of_failed_cases_repeat_them_without_specsim(tmp_path, monkeypat
     assert (status, Path(module).is_file()) == (2, True)
 
 
-def test_the_script_of_every_case_gives_its_verdict():
+def test_the_script_of_every_case_gives_its_verdict(monkeypatch):
     """Right kernels pass all of them; distributions with many draws are packed."""
+    monkeypatch.setattr(chains, "ROWS", 512)
     plain, paths = load_module(str(PLAIN)), set()
+    compiled = cache(lambda checks: compile(checks, "checks", "exec"))  # equal in all scripts
     for case in CASES:
-        source = script(str(PLAIN), plain, case, "cpu", 60)
+        source, mark, checks = script(str(PLAIN), plain, case, "cpu", 60).partition("# The checks, copied")
         names = {"__name__": "script"}
         exec(compile(source, case.id, "exec"), names)
+        exec(compiled(mark + checks), names)
         function = function_of(plain, BY_NAME[case.operation])
         if not case.may_refuse:
             wrong = names["wrong_result"](function, names["make_operation"](), names["make_call"](), names["DEVICE"])
             assert wrong is None, (case.id, str(wrong))
         paths.add(script_path(Path(), case))
     assert len(paths) == len(CASES)
-
-
-@pytest.mark.parametrize(("body", "shown"), [("raise SystemExit(0)", "calls exit()"), ("while True: pass", "Timeout")])
-def test_the_script_of_an_endless_function_exits_with_status_1(body, shown, tmp_path):
-    module = tmp_path / "bad.py"
-    module.write_text(f"def fill_bonus_tokens(*arguments):\n    {body}")
-    case = next(case for case in CASES if case.operation == "bonus_tokens")
-    (tmp_path / "case.py").write_text(script(str(module), load_module(str(module)), case, "cpu", 0.5))
-    done = subprocess.run([sys.executable, tmp_path / "case.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert shown in done.stderr

@@ -339,6 +339,15 @@ def test_a_turn_continues_part_of_a_session(client):
     assert free_of_requests(client)
 
 
+@pytest.mark.parametrize("change", [{"offset": 1}, {"replace": True}, {"drop_previous_output": True}, {"rid": "x"}])
+def test_a_streaming_session_only_appends(client, change):
+    session = client.post("/open_session", json={"streaming": True}).json()
+    native(client, {"max_new_tokens": 1}, session_params={"id": session})
+    refused = client.post("/generate", json={"text": "a", "session_params": {"id": session, **change}})
+    assert (refused.status_code, refused.json()["param"]) == (400, "session_params")
+    assert client.post("/close_session", json={"session_id": session}).status_code == 200
+
+
 def test_metrics_add_up():
     with started() as service, TestClient(create_app(service)) as client:
         metas = [native(client, {"max_new_tokens": count})["meta_info"] for count in (5, 20)]

@@ -108,7 +108,8 @@ class CaseProcess:
 
     def __init__(self, module: str, device: str, seconds: float = CALL_SECONDS) -> None:
         """Take the module by name or file, the device of its functions, and the limit of a call."""
-        self._module, self._device, self._seconds = module, device, seconds
+        self.seconds = seconds
+        self._module, self._device = module, device
         self._workers: Workers | None = None
 
     def __enter__(self) -> Self:
@@ -125,15 +126,16 @@ class CaseProcess:
         if self._workers is None:
             self._workers = Workers(1)
             self._workers.submit(_load, self._module, case.operation, self._device).result()
-        chosen = (self._module, case.operation, case.name, self._device, self._seconds)
+        chosen = (self._module, case.operation, case.name, self._device, self.seconds)
         try:
-            return self._workers.submit(_run, *chosen).result(timeout=self._seconds + ANSWER_SECONDS)
+            outcome, is_sound = self._workers.submit(_run, *chosen).result(timeout=self.seconds + ANSWER_SECONDS)
         except TimeoutError:  # code that Python cannot interrupt
-            ending = _no_result(self._seconds)
+            outcome, is_sound = CaseOutcome(case.operation, case.name, "ended", _no_result(self.seconds)), False
         except ProcessLost as lost:
-            ending = f"its process {lost.ending}"
-        self.__exit__()
-        return CaseOutcome(case.operation, case.name, "ended", ending)
+            outcome, is_sound = CaseOutcome(case.operation, case.name, "ended", f"its process {lost.ending}"), False
+        if not is_sound:
+            self.__exit__()
+        return outcome
 
 
 def _no_result(seconds: float) -> str:
@@ -153,10 +155,19 @@ def _load(module: str, operation: str, device: str) -> None:
     loaded_function(module, operation, device)
 
 
-def _run(module: str, operation: str, name: str, device: str, seconds: float) -> CaseOutcome:
-    """Run one case in this process."""
+def _run(module: str, operation: str, name: str, device: str, seconds: float) -> tuple[CaseOutcome, bool]:
+    """Run one case in this process, and tell whether others can follow."""
     case = next(case for case in CASES if (case.operation, case.name) == (operation, name))
-    return call(loaded_function(module, operation, device), case, torch.device(device), seconds)
+    outcome = call(loaded_function(module, operation, device), case, torch.device(device), seconds)
+    return outcome, outcome.status in ("equal", "different") or (outcome.status != "ended" and _is_sound(device))
+
+
+def _is_sound(device: str) -> bool:
+    """Whether the device still computes: a GPU keeps an error, such as an illegal access, until its process ends."""
+    try:
+        return torch.ones(2, device=device).sum().item() == 2
+    except Exception:
+        return False
 
 
 def adapted_call(function: Callable[..., Any], case: KernelCase) -> Call:

@@ -20,8 +20,9 @@ class EndedTurn(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """A conversation, or a tree of them: a turn may continue any earlier one."""
+    """A conversation, or a tree of them: a turn may continue any earlier one, unless the session only appends."""
 
+    only_appends: bool = False
     turns: dict[str, EndedTurn] = field(default_factory=dict)  # by name, a parent before its children
     kept: Request | None = None  # request of the turn that ended last, whose KV waits for the next one
     running: int | None = None  # id of the request of the turn that runs
@@ -65,13 +66,16 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
 
     def open(self, body: Mapping[str, Any]) -> str:
-        """Open a session, and return its id."""
+        """Open a session, and return its id.
+
+        streaming: turns are only appended, as in SGLang's streaming sessions.
+        """
         require_int("capacity_of_str_len", body.get("capacity_of_str_len", 1), 0, 2**62)
         name = body.get("session_id") or uuid4().hex
         require_type("session_id", name, str, "a text")
         require(name not in self._sessions, "session_id", name, "the id of no open session")
         require(len(self._sessions) < MOST_SESSIONS, "session_id", name, f"at most {MOST_SESSIONS} open sessions")
-        self._sessions[name] = Session()
+        self._sessions[name] = Session(_flag(body, "streaming"))
         return name
 
     def close(self, body: Mapping[str, Any]) -> Session:
@@ -100,9 +104,12 @@ class Sessions:
         session = self._find("session_params", params.get("id"))
         require(session.running is None, "session_params", params["id"], "a session whose last turn has ended")
         replaces, drops = (_flag(params, name) for name in ("replace", "drop_previous_output"))
-        rid = params.get("rid")
+        rid, last = params.get("rid"), next(reversed(session.turns), None)
+        changes = replaces or drops or params.get("offset") or rid not in (None, last)
+        allowed = "nothing but the last turn's rid: a streaming session only appends"
+        require(not (session.only_appends and changes), "session_params", params, allowed)
         if rid is None and not replaces:
-            rid = next(reversed(session.turns), None)
+            rid = last
         if rid is None:
             return SessionTurn(session, None, [], replaces)
         require(isinstance(rid, str) and rid in session.turns, "rid", rid, "the rid of a turn of the session")
