@@ -1,5 +1,7 @@
 """specsim parity: known causes of low acceptance are named from an engine's tensors, and nothing without one."""
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -8,8 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from specsim.core.engine_options import EngineOptions
+from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.correctness.parity import Parity, PrefillScene, Tokens, compare, read_dump, select, tokens_of
 from specsim.correctness.parity.trace import DrafterInput
@@ -243,6 +247,103 @@ def test_nothing_is_reported_without_a_fault(kind, dtype):
     result = compared(kind, dump, dtype)
     assert result.first is None, result.first
     assert result.tie is not None or len(result.compared) == len(dump)
+
+
+def sglang_dumper(dump: dict[str, torch.Tensor], folder: Path) -> dict[str, str]:
+    """Write a file for each tensor as SGLang's dumper does, the layer as a tag; a later forward repeats names."""
+    for number, (name, tensor) in enumerate(dump.items()):
+        layer = re.match(r"(?:extend|draft1)/layers\.(\d+)\.(.*)", name)
+        tags = f"name={layer[2]}___layer_id={layer[1]}" if layer else f"name={name.rpartition('/')[2]}"
+        file = folder / f"step=1___rank=0___dump_index={number}___{tags}.pt"
+        torch.save({"value": tensor, "meta": {"name": name}}, file)
+    return {}
+
+
+def sglang_passes(dump: dict[str, torch.Tensor], folder: Path) -> dict[str, str]:
+    """Write one file for each forward as --debug-tensor-dump-output-folder does, and the map of its names."""
+    for number, phase in enumerate(("extend", "draft1")):
+        names = {name: f"model.{name.removeprefix(f'{phase}/')}.out" for name in dump if name.startswith(f"{phase}/")}
+        tokens = {} if number else {"input_ids": dump["token_ids"]}
+        torch.save({new: dump[name] for name, new in names.items()} | tokens, folder / f"Pass{number:05d}.pt")
+    layers = {
+        f"model.layers.*.{part}.out": f"extend/layers.*.{part}" for part in ("self_attn.k_norm", "self_attn.v_proj")
+    }
+    return layers | {"model.layers.*.self_attn.k_norm.out#2": "draft1/layers.*.self_attn.k_norm"}
+
+
+def vllm_connector(dump: dict[str, torch.Tensor], folder: Path) -> dict[str, str]:
+    """Write hidden states of several layers and the prompt, as vLLM's hidden-states connector does."""
+    states = dump["target/features"].unflatten(-1, (3, -1)).contiguous()
+    save_file({"hidden_states": states, "token_ids": dump["token_ids"]}, folder / "request-0.safetensors")
+    return {}
+
+
+FILES = {
+    "SGLang's dumper": (sglang_dumper, "key norm of layer 0 for the context", "extend/layers.1.self_attn.k_norm"),
+    "SGLang's passes and a map": (
+        sglang_passes,
+        "key norm of layer 0 for the context",
+        "extend/layers.1.self_attn.k_norm",
+    ),
+    "vLLM's connector": (vllm_connector, "feature ids off by one", "target/features"),
+}
+
+
+@pytest.mark.parametrize("form", FILES)
+@pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "wrong"])
+def test_files_of_engines_name_the_fault(form, is_wrong, tmp_path):
+    write, name, first = FILES[form]
+    fault = FAULTS[name]
+    engine = scene(fault.kind, torch.float32)
+    dump = engine.trace(fault.inject(engine, engine.drafter_input) if is_wrong else None)
+    dump |= {"token_ids": torch.tensor(TOKENS.ids)}
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "map.json").write_text(json.dumps(write(dump, tmp_path / "dump")))
+    tensors = read_dump(tmp_path / "dump", tmp_path / "map.json")
+    assert tokens_of(tensors).ids == TOKENS.ids
+    vocab_size = pair(fault.kind).target.config.vocab_size
+    result = compared(fault.kind, select(tensors, scene(fault.kind).trace(), vocab_size))
+    assert first in {entry.name for entry in result.compared} | {result.first and result.first.name}
+    assert (result.first and result.first.name) == (first if is_wrong else None)
+    assert not is_wrong or any(fault.says in fit.reading for fit in result.fits)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "field"),
+    [
+        ("a.pt", b"no archive", "engine"),
+        ("a.pt", [torch.ones(2)], "engine"),
+        ("name=x___rank=1.pt", {"value": torch.ones(2), "meta": {}}, "engine"),
+        ("a.safetensors", b"no header", "engine"),
+        ("a.txt", b"", "engine"),
+        ("map.json", b'["a"]', "map"),
+    ],
+)
+def test_a_file_that_no_engine_writes_is_one_sentence(file, content, field, tmp_path):
+    path = tmp_path / file
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(InputError, match=field) as caught:
+        read_dump(VLLM, path) if field == "map" else read_dump(path)
+    assert caught.value.name == field
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_reads_a_map(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("parity", "--dump", "names.safetensors", "--text", "def f")[0] == 0
+    tensors = read_dump(Path("names.safetensors"))
+    engine = {f"engine.{name}" if name == "extend/fc" else name: tensor for name, tensor in tensors.items()}
+    save_file(engine, "engine.safetensors")
+    Path("map.json").write_text('{"engine.extend/fc": "extend/fc"}')
+    with_map, without = (
+        call("parity", "--engine", "engine.safetensors", *words) for words in (("--map", "map.json"), ())
+    )
+    assert (with_map[0], without[0]) == (0, 0)
+    count, fewer = (int(re.search(r"(\d+) tensors equal", output)[1]) for _, output, _ in (with_map, without))
+    assert count == fewer + 1
+    save_file(engine | {"engine.extend/fc": engine["engine.extend/fc"] + 1}, "engine.safetensors")
+    status, output, _ = call("parity", "--engine", "engine.safetensors", "--map", "map.json")
+    assert (status, "first difference: extend/fc" in output) == (1, True)
 
 
 def test_real_engine_key_norm_is_named():

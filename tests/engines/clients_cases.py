@@ -171,7 +171,7 @@ def _listed(counts: dict[str, int]) -> str:
 def main() -> None:
     """Run the clients, and print or keep the table."""
     python, *keep = sys.argv[1:]
-    outcomes = [run(Path(python), client) for client in CLIENTS]
+    outcomes = [run(Path(python).absolute(), client) for client in CLIENTS]
     text = [
         f"{date.today()}: `make engines-table`. {NUM_REQUESTS} prompts, {NUM_TOKENS} tokens each, a new server for",
         "each client. Counts are of the client's report and of the server's metrics.",

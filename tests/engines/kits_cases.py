@@ -137,7 +137,7 @@ def print_region(name: str, lines: Sequence[str], is_kept: bool) -> None:
 def main() -> None:
     """Run the kits, and print or keep the table."""
     python, *keep = sys.argv[1:]
-    version, outcomes = run(Path(python))
+    version, outcomes = run(Path(python).absolute())
     text = [
         f"SGLang {version}, {date.today()}: `make engines-table`. The shipped EAGLE-3 pair on a CPU, with 5 draft",
         "steps in a chain.",
