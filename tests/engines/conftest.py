@@ -12,4 +12,4 @@ collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 @pytest.fixture(scope="session")
 def engine_python() -> Path:
     """Interpreter of the environment that has vLLM and speculators."""
-    return Path(PYTHON)
+    return Path(PYTHON).absolute()
