@@ -1,8 +1,4 @@
-"""The engine protocol: everything that a serving loop or a check calls, and the search for a target's first NaN.
-
-The log probability of a token is NaN if, and only if, its row of logits holds NaN or +inf or nothing but -inf. It is on
-the host in any case. The scores of drafts are not, so that only what reads a round's states checks them.
-"""
+"""The engine protocol: everything that a serving loop or a check calls."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,7 +8,6 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.engine_options import EngineOptions
-from specsim.core.errors import NotFinite
 from specsim.core.grammar import Grammars
 from specsim.core.phases import (
     Advance,
@@ -27,10 +22,8 @@ from specsim.core.phases import (
 )
 from specsim.core.pool import KVPool
 from specsim.core.rule import AcceptanceRule
-from specsim.core.state import dtype_name
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
-from specsim.core.text_forward import TextForward
 
 
 class Engine(Protocol):
@@ -99,32 +92,3 @@ class Engine(Protocol):
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Note that a request has ended with these tokens, its prompt_len prompt tokens first."""
         ...
-
-
-def target_error(engine: Engine, request_id: int, round_number: int, token_ids: list[int]) -> NotFinite:
-    """Make the error for logits with NaN or +inf after a request's tokens, whose forward is run again.
-
-    round_number: from 1; 0 is the prefill.
-    """
-    part = first_nonfinite_part(engine, token_ids)
-    return NotFinite("target", dtype_name(engine.dtype), request_id, round_number, part)
-
-
-@torch.inference_mode()
-def first_nonfinite_part(engine: Engine, token_ids: list[int]) -> str | None:
-    """Find the first part of a target whose output for a text is not finite.
-
-    The text runs in a pool of its own. None: every output is finite, or ranks share the target, so that one alone can
-    run no forward.
-    """
-    if engine.options.tensor_parallel > 1:
-        return None
-    layers = range(engine.target.config.num_layers)
-    entering = ["the embedding", *(f"layer {layer}" for layer in layers)]
-    hidden_R = torch.empty(0)
-    for hidden_R in TextForward(engine, len(token_ids)).extend(token_ids):
-        is_finite = hidden_R.isfinite().all(-1).all(0).tolist()
-        if not all(is_finite):
-            return entering[is_finite.index(False)]
-    is_finite = bool(engine.target.logits(hidden_R[-1:, -1].contiguous()).isfinite().all())
-    return None if is_finite else "the output head"

@@ -158,16 +158,11 @@ def generate(
         schedule = "sync" if policy or watch else late_schedule(running)
         choices = run_together(running, requests, progress, policy and policy.make(), schedule)
         seconds = time.perf_counter() - start
-        outputs = tuple(
-            output_of(request, _top_logprobs(running, request, named, top_logprobs)) for request in requests
-        )
+        scores = [likeliest(running, request, top_logprobs, named.get(request.request_id)) for request in requests]
+    outputs = tuple(map(output_of, requests, scores))
     decode = pair.tokenizer and pair.tokenizer.decode
     switching = None if policy is None else Switching.of(policy, requests, choices)
     return Generation(outputs, config, seconds, acceptance, verifier, switching, decode)
-
-
-def _top_logprobs(engine: Engine, request: Request, grammars: Grammars, count: int) -> tuple[dict[int, float], ...]:
-    return likeliest(engine, request, count, grammars.get(request.request_id)) if count else ()
 
 
 def late_schedule(engine: Engine) -> Literal["sync", "overlap"]:

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from specsim.core.engine import Engine, target_error
+from specsim.core.engine import Engine
 from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
 from specsim.core.policies.policy import FIRST_SETTING, Choice
 from specsim.core.pool import KVPool
 from specsim.core.state import upload
+from specsim.core.text_forward import target_error
 from specsim.serving.requests import Request
 
 

@@ -1,4 +1,4 @@
-"""Log probabilities of the tokens of a text and of their alternatives, by a forward of the target of their own."""
+"""Log probabilities of a text's tokens and their alternatives, by a further forward of the target."""
 
 from collections.abc import Sequence
 from math import isnan
@@ -96,7 +96,12 @@ class Scorer:
 
 
 def likeliest(engine: Engine, request: Request, count: int, grammar: Grammar | None) -> tuple[dict[int, float], ...]:
-    """Find the most likely tokens at every place of a finished output, log probabilities by id."""
+    """Find the most likely tokens at every place of a finished output, with log probabilities by id.
+
+    Returns () for a count of 0.
+    """
+    if not count:
+        return ()
     scorer = Scorer(engine, request, ScoreRequest(count), grammar)
     scorer.extend(request.known_ids)
     rows = zip(scorer.scores, request.logprobs, strict=True)

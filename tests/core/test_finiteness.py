@@ -9,12 +9,12 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate, trace
 from specsim.acceptance.measured_pair import measure_pair
-from specsim.core.engine import first_nonfinite_part
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import NotFinite
 from specsim.core.pair import Pair
 from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.text_forward import first_nonfinite_part
 from specsim.correctness.differential import check
 from specsim.correctness.differential.cell import one_cell
 from specsim.models.synthetic_pair import synthetic_pair

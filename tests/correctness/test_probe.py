@@ -94,7 +94,7 @@ def test_a_server_that_cannot_be_used_is_one_sentence(name, run):
 
 
 def test_secrets_are_neither_written_nor_printed(run, tmp_path):
-    """Neither key nor password, by a server that repeats them, in an option that is no address, or in a file."""
+    """A server repeats them, an argument too many holds them, and so does a file of options."""
 
     def repeating(request):
         return httpx.Response(400, json={"error": {"message": f"{KEY} and word are bad"}})

@@ -303,43 +303,28 @@ def test_a_turn_continues_part_of_a_session(client):
     """Its prompt is the part of the earlier turns that stays, with the answer that the same prompt has alone."""
     assert client.post("/flush_cache").status_code == 200
     session = client.post("/open_session", json={}).json()
-
-    def turn(text, ids=None, **params):
-        body = {"text": text} if ids is None else {"text": None, "input_ids": ids}
-        return native(client, {"max_new_tokens": 6}, **body, session_params={"id": session, **params})
-
-    def known(ids, answer):
-        return [*ids, *answer["output_ids"]]
-
-    first_ids, second_ids = PAIR.tokenizer.encode("def f"), [70, 71, 72]
-    first = turn("def f")
-    second = turn(None, second_ids)
-    rids = [answer["meta_info"]["id"] for answer in (first, second)]
-    whole = known([*known(first_ids, first), *second_ids], second)
-    for params, context in (
-        ({"offset": 4}, whole[:4]),
-        ({"rid": rids[1], "offset": -2}, whole[:-2]),
-        ({"rid": rids[1], "drop_previous_output": True}, whole[:-6]),
-        ({"rid": rids[0], "offset": 0}, known(first_ids, first)),
-        ({"rid": rids[0], "offset": -1, "replace": True}, known(first_ids, first)[:-1]),
+    answer, prompt = {"output_ids": [], "meta_info": {"id": None}}, []
+    for params, part in (
+        ({"replace": True}, lambda known, _: known),
+        ({"offset": 4}, lambda known, _: known[:4]),
+        ({"offset": 0}, lambda known, _: known),
+        ({"offset": -2, "replace": True}, lambda known, _: known[:-2]),
+        ({"drop_previous_output": True}, lambda _, prompt: prompt),
     ):
-        answer = turn(None, [80, 81], **{"rid": rids[1], **params})
-        alone = native(client, {"max_new_tokens": 6}, text=None, input_ids=[*context, 80, 81])
+        prompt = [*part([*prompt, *answer["output_ids"]], prompt), 80, 81, 82]
+        params = {"id": session, "rid": answer["meta_info"]["id"], **params}
+        answer = native(client, {"max_new_tokens": 6}, text=None, input_ids=[80, 81, 82], session_params=params)
+        assert answer["meta_info"]["prompt_tokens"] == len(prompt)
+        alone = native(client, {"max_new_tokens": 6}, text=None, input_ids=prompt)
         assert answer["output_ids"] == alone["output_ids"], params
-        assert answer["meta_info"]["prompt_tokens"] == len(context) + 2
-    gone = {"text": "a", "session_params": {"id": session, "rid": rids[1]}}
-    assert client.post("/generate", json=gone).json()["param"] == "rid"  # replaced with what followed the first turn
-    far = {"text": "a", "session_params": {"id": session, "rid": rids[0], "offset": 999}}
-    assert client.post("/generate", json=far).json()["param"] == "offset"
-    assert (
-        turn("import os", replace=True)["output_ids"]
-        == native(client, {"max_new_tokens": 6}, text="import os")["output_ids"]
-    )
+    for wrong in ({"rid": "x"}, {"offset": 999}, {"offset": True}, {"replace": True}):
+        refused = client.post("/generate", json={"text": "a", "session_params": {"id": session, **wrong}})
+        assert (refused.status_code, refused.json()["param"]) == (400, next(iter(wrong)))
     assert client.post("/close_session", json={"session_id": session}).status_code == 200
     assert free_of_requests(client)
 
 
-@pytest.mark.parametrize("change", [{"offset": 1}, {"replace": True}, {"drop_previous_output": True}, {"rid": "x"}])
+@pytest.mark.parametrize("change", [{"offset": 1}, {"drop_previous_output": True}])
 def test_a_streaming_session_only_appends(client, change):
     session = client.post("/open_session", json={"streaming": True}).json()
     native(client, {"max_new_tokens": 1}, session_params={"id": session})

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from specsim.core.drafter import columns_ahead
-from specsim.core.engine import target_error
 from specsim.core.errors import InputError, with_location
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
 from specsim.core.rank_group import RankLost, RanksDiffer
+from specsim.core.text_forward import target_error
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Tally, Trio
 from specsim.correctness.differential.implementation import Implementation, empty

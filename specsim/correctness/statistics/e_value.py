@@ -119,7 +119,7 @@ def _around(count_GV: np.ndarray, prob_GV: np.ndarray) -> list[float]:
 
 
 def _normalizers(sample: Sample) -> np.ndarray:
-    """Compute the logarithm of the sum of p · exp(θ · mark) over all tokens, for every mark and θ, f64 [M, O]."""
+    """Compute ln of the sum of p · exp(θ · mark) over all tokens, f64 [M, O] for every mark and θ."""
     exponents = [[odds * marked_nV for odds in ODDS] for marked_nV in sample.marks]
     return np.array([[np.log((sample.prob_nV * np.exp(x_nV)).sum(1)).sum() for x_nV in row] for row in exponents])
 
@@ -141,13 +141,18 @@ def detectable_distance(sample: Sample, bound: float) -> float:
     normalizers_MO = _normalizers(sample)
 
     def is_detected(share: float) -> bool:
-        mixed_nV = (1 - share) * sample.prob_nV + share * wrong_nV
-        return _is_detected(sample, normalizers_MO, mixed_nV, bound, generator)
+        """Whether the e-values of 99 % of samples, taken as normal, are large enough."""
+        cdf_nV = ((1 - share) * sample.prob_nV + share * wrong_nV).cumsum(1)
+        ln_e_values = []
+        for _ in range(DRAWS):
+            uniforms = generator.random(len(sample)) * cdf_nV[:, -1]
+            redrawn = replace(sample, token=(cdf_nV > uniforms[:, None]).argmax(1))
+            ln_e_values.append(ln_e_value(redrawn, normalizers_MO))
+        return bool(np.mean(ln_e_values) - SURELY * np.std(ln_e_values) >= -np.log(bound))
 
-    if not is_detected(1.0):
+    least, most = 0.0, 1.0
+    if not is_detected(most):
         return float("nan")
-    least = 0.0
-    most = 1.0
     for _ in range(STEPS):
         share = (least + most) / 2
         if is_detected(share):
@@ -164,16 +169,3 @@ def _halved(prob_nV: np.ndarray) -> np.ndarray:
     wrong_nV = np.empty_like(prob_nV)
     np.put_along_axis(wrong_nV, order, np.take_along_axis(prob_nV, order, 1) * factors, 1)
     return wrong_nV / wrong_nV.sum(1, keepdims=True)
-
-
-def _is_detected(
-    sample: Sample, normalizers_MO: np.ndarray, mixed_nV: np.ndarray, bound: float, generator: np.random.Generator
-) -> bool:
-    """Whether the e-values of 99 % of samples, taken as normal, are large enough."""
-    cdf_nV = mixed_nV.cumsum(1)
-    ln_e_values = []
-    for _ in range(DRAWS):
-        uniforms = generator.random(len(sample)) * cdf_nV[:, -1]
-        redrawn = replace(sample, token=(cdf_nV > uniforms[:, None]).argmax(1))
-        ln_e_values.append(ln_e_value(redrawn, normalizers_MO))
-    return bool(np.mean(ln_e_values) - SURELY * np.std(ln_e_values) >= -np.log(bound))

@@ -29,8 +29,8 @@ from specsim.serving.scoring import Alternatives, ScoreRequest
 _LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 # Fields that would change an answer, and that this server does not have.
 _REFUSED = ("suffix", "tools", "functions", "prompt_logprobs", "lora_path", "use_beam_search")
+_STOP_NAMES = ("stop_reason", "matched_stop")  # vLLM's, SGLang's
 _COMPLETION_TOKENS = 16  # of a completion that names no number
-_ENDINGS = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,7 @@ def _choice(
     else:
         choice["text"] = text
     if progress.is_final:
-        reason = _ENDINGS[request.finish_reason or "length"]
-        choice |= {"finish_reason": reason, "stop_reason": request.stop_reason, "matched_stop": request.stop_reason}
+        choice |= {"finish_reason": request.finish_reason} | dict.fromkeys(_STOP_NAMES, request.stop_reason)
     if call.logprobs is not None:
         choice["logprobs"] = _logprobs(service, call, progress, first)
     if call.returns_ids:

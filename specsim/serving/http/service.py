@@ -207,7 +207,7 @@ class Service:
         if request.request_id not in self._jobs:  # an engine's failure has ended it
             return
         if ask.turn is not None:
-            self._place(job, ask.turn)
+            self._continue_session(job, ask.turn)
         if ask.scores_only:
             request.finish_reason = "length"
             self._finish(job)
@@ -218,12 +218,12 @@ class Service:
             self.engine.grammars[request.request_id] = job.grammar
         self._scheduler.submit(request)
 
-    def _place(self, job: Job, turn: SessionTurn) -> None:
+    def _continue_session(self, job: Job, turn: SessionTurn) -> None:
         """Let a request continue the one whose KV its session keeps, or begin with its context."""
-        kept = turn.session.kept
-        is_kept = kept is not None and kept.request_id in self._scheduler.requests and kept.known_ids == turn.context
-        if kept is not None and is_kept and not job.ask.scores_only:
-            job.request.continues = kept.request_id
+        last = turn.session.last
+        is_kept = last is not None and last.request_id in self._scheduler.requests and last.known_ids == turn.context
+        if last is not None and is_kept and not job.ask.scores_only:
+            job.request.continues = last.request_id
         else:
             job.request.prompt_ids = [*turn.context, *job.request.prompt_ids]
 
@@ -240,7 +240,7 @@ class Service:
         if isinstance(self.engine.grammars, LiveGrammars):
             self.engine.grammars.pop(request.request_id, None)
         turn = job.ask.turn
-        self._free(request if turn is None else turn.session.end(turn, request, job.ask.rid))
+        self._free(request if turn is None else turn.session.end(request, job.ask.rid))
 
     def _free(self, request: Request | None) -> None:
         """Free what a request kept for a next turn."""
@@ -261,7 +261,7 @@ class Service:
             session.is_closed = True
             if session.running is not None:
                 self._abort([session.running])
-            self._free(session.kept)
+            self._free(session.last)
 
         self._commands.put(command)
 
