@@ -154,6 +154,7 @@ def accept_pair(options: AcceptOptions, target: str) -> None:
     from specsim.acceptance.files import read_record
     from specsim.acceptance.measured_pair import BATCH, measure_pair
     from specsim.acceptance.record_prediction import show_record
+    from specsim.models.draft_cost import draft_cost
     from specsim.models.load import drafts_on_host, load, load_config
 
     config = pick(SpecConfig, options)
@@ -184,6 +185,8 @@ def accept_pair(options: AcceptOptions, target: str) -> None:
 
             console.print()
             if options.baseline is None:
+                cost, all_cost = (draft_cost(measured, config.num_steps) for measured in (pair, unlimited))
+                paragraph(console, f"A draft reads {cost:.1%} of the target's weights, {all_cost:.1%} with all tokens.")
                 paragraph(console, "The baseline is the same drafter with all of its tokens and keys:")
             paragraph(console, str(compared))
 

@@ -25,11 +25,12 @@ def draft_cost(pair: Pair, num_steps: int = 1) -> float:
     if checkpoint is None:
         return 0.0
     target = _weights(pair.target.tensors)
-    head = 0 if _HEAD in checkpoint.tensors else pair.target.tensors[_HEAD].numel()
+    tensors = dict(checkpoint.tensors)
+    head = tensors.pop(_HEAD, pair.target.tensors[_HEAD]).numel()
     if KINDS[checkpoint.config.kind].is_parallel:
-        per_draft = _weights({name: checkpoint.tensors[name] for name in _OF_EACH_DRAFT if name in checkpoint.tensors})
-        return ((_weights(checkpoint.tensors) - per_draft + head) / num_steps + per_draft) / target
-    weights = _weights(checkpoint.tensors) / getattr(checkpoint.config, "num_modules", 1)
+        per_draft = _weights({name: tensors[name] for name in _OF_EACH_DRAFT if name in tensors})
+        return ((_weights(tensors) - per_draft + head) / num_steps + per_draft) / target
+    weights = _weights(tensors) / getattr(checkpoint.config, "num_modules", 1)
     return (weights + head) / target
 
 

@@ -1,10 +1,12 @@
 """specsim accept --target: records, baselines and pictures; the commands that read a record."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from specsim import load
 from specsim.acceptance.files import read_record
 
 pytestmark = pytest.mark.usefixtures("shipped")
@@ -153,6 +155,20 @@ def test_a_sweep_takes_accept_lengths(call, tmp_path):
     assert [cell["error"] for cell in json.loads(file.read_text())["cells"]] == [None, None]
 
 
+def test_the_cost_of_fewer_tokens_and_keys_is_shown(call, tmp_path):
+    size = load(drafter="none").target.config.vocab_size
+    (tmp_path / "list.txt").write_text("\n".join(map(str, range(0, size, 2))))
+    words = ("--draft-vocab", str(tmp_path / "list.txt"), "--draft-window", "16", "--draft-first-columns", "2")
+    file = tmp_path / "record.json"
+    status, out, _ = call(*PAIR, "--json", str(file), *words)
+    assert status == 0  # a regression is of a --baseline only
+    text = " ".join(out.split())
+    assert re.search(r"of tiny, eagle3, \d+ draft tokens, draft window 16", text)
+    assert re.search(r"A draft reads [\d.]+% of the target's weights, [\d.]+% with all tokens.", text)
+    assert re.search(r"accept length [\d.]+, the baseline's [\d.]+: ", text)
+    assert {"--draft-vocab", "--draft-window", "--draft-first-columns"} <= {*read_record(file).source.split()}
+
+
 PREDICT = ("predict", "--acceptance", "{record}")
 BAD = [
     (PAIR, "--prompts p.txt"),
@@ -165,6 +181,9 @@ BAD = [
     (PAIR, "--jobs 2"),
     (PAIR, "--batch 0"),
     (PAIR, "--plot p.pdf"),
+    (PAIR, "--draft-vocab nothing.json"),
+    (PAIR, "--draft-vocab-size 5"),
+    (PAIR, "--draft-first-columns 2"),
     (PAIR, "--temperature -1"),
     (("accept",), "--num-steps 2"),  # which needs a target, as do the next
     (("accept",), "--baseline record.json"),

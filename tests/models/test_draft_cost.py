@@ -33,6 +33,11 @@ def test_a_smaller_draft_vocabulary_is_cheaper():
     assert own == (layer + 3584 * HIDDEN) / TARGET
 
 
+def test_a_cut_head_is_read_whole_by_each_module():
+    whole, cut = (draft_cost(specsim.load(drafter="mtp", draft_vocab=ids)) for ids in (None, range(1024)))
+    assert whole - cut == pytest.approx((VOCAB - 1024) * HIDDEN / TARGET)
+
+
 @pytest.mark.parametrize("kind", ["p-eagle", "dflash", "dspark"])
 def test_drafts_of_one_forward_share_its_weights(kind):
     pair = synthetic_pair(kind)
