@@ -166,7 +166,7 @@ def test_the_cost_of_fewer_tokens_and_keys_is_shown(call, tmp_path):
     assert re.search(r"of tiny, eagle3, \d+ draft tokens, draft window 16", text)
     assert re.search(r"A draft reads [\d.]+% of the target's weights, [\d.]+% with all tokens.", text)
     assert re.search(r"accept length [\d.]+, the baseline's [\d.]+: ", text)
-    assert {"--draft-vocab", "--draft-window", "--draft-first-columns"} <= {*read_record(file).source.split()}
+    assert {*words} <= {*json.loads(file.read_text())["source"].split()}
 
 
 PREDICT = ("predict", "--acceptance", "{record}")
