@@ -17,13 +17,15 @@ LANES: tuple[Drafts, ...] = ("siblings", "distinct")  # K chains below the root,
 Draws = Literal["depth", "node", "noise", "none"]
 
 
-@cache
+_imported = cache(import_module)
+
+
 def resolve(path: str) -> Any:
     """Import the object of a record, named as MODULE:NAME."""
     if not path:
         raise ValueError("a record lacks the place that is read here; see DrafterKind and VerifierKind in specsim.core")
     module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+    return getattr(_imported(module), name)  # not cached: checks put wrong functions in its place
 
 
 @dataclass(frozen=True, slots=True)
