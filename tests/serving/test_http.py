@@ -406,6 +406,11 @@ def test_limits_of_body_queue_and_time():
         assert client.post("/v1/completions", json={"prompt": ["a"] * 3}).status_code == 429
         late = client.post("/v1/completions", json={"prompt": ["a", "b"], "temperature": 0})
         assert (late.status_code, late.json()["error"]["code"]) == (503, 503)
+        service.limits = ServerLimits(request_seconds=0.3)
+        late = client.post(
+            "/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}}
+        )
+        assert (late.status_code, late.json()["message"]) == (503, "the request ran longer than 0.3 s")
         service.limits = ServerLimits()  # the other prompt may still run, so that the next one waits for its end
         assert complete(client, max_tokens=2)["choices"][0]["finish_reason"] == "length"
 
