@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "traversal", "recursive", "gumbel"]
@@ -17,7 +18,9 @@ LANES: tuple[Drafts, ...] = ("siblings", "distinct")  # K chains below the root,
 Draws = Literal["depth", "node", "noise", "none"]
 
 
-_imported = cache(import_module)
+@cache
+def _imported(module: str) -> ModuleType:
+    return import_module(module)
 
 
 def resolve(path: str) -> Any:
