@@ -81,7 +81,7 @@ class Engine:
             )
             raise InputError("topk", config.topk, allowed)
         self.rule = rule
-        drafts_on_host = runs_on_host(pair, config) if like is None else like.drafts_on_host(config)
+        drafts_on_host = runs_on_host(pair.drafter, config) if like is None else like.drafts_on_host(config)
         self.options = options.resolve(config, bool(grammars), drafts_on_host, rule is not None)
         check_kv_dtypes(kv_dtype=options.kv_dtype, draft_kv_dtype=options.draft_kv_dtype)
         self.dtype = options.dtype
@@ -136,7 +136,7 @@ class Engine:
 
     def drafts_on_host(self, config: SpecConfig) -> bool:
         """Check whether this engine's drafter drafts on the host under a setting."""
-        return (self._drafter.runs_on_host or self._lookup is not None) and not config.is_plain
+        return self._drafter.runs_on_host and not config.is_plain
 
     def __repr__(self) -> str:
         return engine_text(self)

@@ -79,7 +79,7 @@ def step(models: RoundModels, frame: Frame) -> None:
 
 
 def look_up(models: RoundModels, frame: Frame) -> None:
-    """Look up drafts, on the host between two graphs."""
+    """Look up drafts, on the host before the graphs."""
     if models.lookup is not None and frame.verify_input.looked_up is not None:
         load(frame.verify_input.looked_up, models.lookup.look_up(frame.batch, frame.pools))
 
@@ -213,7 +213,7 @@ class RoundPhases:
         """
         moves = config.release == "round"
         drafting = () if config.is_plain else (start, *(step,) * (config.num_steps - 1))
-        draft = (*drafting, *(look_up,) * looks_up, *(reserve_tree,) * moves, build_tree)
+        draft = (*(look_up,) * looks_up, *drafting, *(reserve_tree,) * moves, build_tree)
         checked = (*(load_allowed,) * grammars, forward, verify, *(release_rejected,) * moves, gather)
         on_host = ON_HOST | ({start, step} if drafts_on_host else set()) | ({verify} if rule else set())
         alone = on_host | ({start, step, build_tree} if graph == "step" else set())

@@ -77,9 +77,8 @@ class DrafterKind:
     variants: Mapping[str, Variant] = field(default_factory=dict)  # by name
 
     def tested_as(self, name: str) -> "DrafterKind":
-        """Return the record as that of a variant: what is looked up comes from the host, and is not drawn."""
-        is_lookup = self.variant(name).differs_in == "lookup"
-        return replace(self, on_host="always", can_sample=False) if is_lookup else self
+        """Return the record as that of a variant: what is looked up is not drawn."""
+        return replace(self, can_sample=False) if self.variant(name).differs_in == "lookup" else self
 
     def variant(self, name: str) -> Variant:
         """Return the variant of this name, which may be the kind's own."""

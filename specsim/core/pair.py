@@ -80,11 +80,11 @@ def _slices(
 AnyDrafter = DrafterCheckpoint | LookupConfig | TokenDrafter
 
 
-def runs_on_host(pair: "Pair", config: SpecConfig) -> bool:
-    """Check whether some of the fast implementation's draft phase is host code, which no graph captures."""
-    if config.is_plain or pair.drafter is None:
+def runs_on_host(drafter: AnyDrafter | None, config: SpecConfig) -> bool:
+    """Check whether the fast implementation's draft phase is host code, which no graph captures."""
+    if config.is_plain or drafter is None:
         return False
-    return pair.lookup is not None or record_of(pair.drafter).drafts_on_host(config.topk)
+    return record_of(drafter).drafts_on_host(config.topk)
 
 
 def kind_of(drafter: AnyDrafter | None) -> str:

@@ -105,7 +105,7 @@ def drafts_on_host(drafter: str | None, config: SpecConfig) -> bool:
     """Check whether a drafter of this name drafts on the host, between graphs of the fast implementation."""
     kind, lookup = split_lookup(drafter or DEFAULT)
     if kind is None or lookup is not None:
-        return lookup is not None
+        return False
     return is_token_drafter(kind) and KINDS.get(kind, OWN).drafts_on_host(config.topk)
 
 

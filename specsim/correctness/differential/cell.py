@@ -138,7 +138,9 @@ DEFAULTS = {name: values[0] for name, values in AXES.items()}
 def cell_of(setting: Mapping[str, Any]) -> Cell:
     """Make the cell of a setting; an axis that it does not name has its first value."""
     values = {**DEFAULTS, **EXTRA, **setting}
-    looked_up = TESTED[values["kind"]].on_host != "never"  # needs an output long enough to repeat itself
+    kind = TESTED[values["kind"]]
+    # It needs an output long enough to repeat itself.
+    looked_up = not kind.has_weights or kind.variant(values["kind"]).differs_in == "lookup"
     prompts = _prompts(values["page_size"], values["batch"])
     config = _config(values, max(map(len, prompts)))
     values["num_draft_tokens"] = config.num_draft_tokens

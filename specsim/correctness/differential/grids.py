@@ -15,6 +15,7 @@ from specsim.correctness.differential.drafter_grid import (
     MODES,
     WITHOUT_WEIGHTS,
     drafter_settings,
+    is_possible,
     with_lanes,
     with_verifiers,
 )
@@ -173,7 +174,7 @@ DRAFTERS = (
     QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
     QUICK[1] | {"kind": "eagle3.1", "family": "noisy", "extend": "ragged"},
     dict(QUICK[0], kind="eagle3.1", family="qwen3", topk=1, num_steps=3, graph="step"),
-    *(each | {"kind": kind} for kind in _OTHERS for each in OWN_KV),
+    *(setting for kind in _OTHERS for each in OWN_KV if is_possible(setting := each | {"kind": kind})),
     *_verified("dspark"),  # with drafts that a low confidence ends
     *(each | {"kind": mode} for mode in MODES if TESTED[mode].name in _OTHERS for each in OWN_KV[1:4]),
     *(each | {"kind": mode} for mode in _LIMITED for each in OWN_KV[:3]),
