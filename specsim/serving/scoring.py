@@ -51,29 +51,32 @@ class Scorer:
 
     def __init__(self, engine: Engine, request: Request, wanted: ScoreRequest, grammar: Grammar | None) -> None:
         self.scores: list[TokenScore] = []
-        self._target = engine.target
+        self._engine = engine
+        self._request = request  # whose prompt may not be complete yet: a turn's follows earlier ones
         self._wanted = wanted
-        self._prompt_len = len(request.prompt_ids)
-        self._first = self._prompt_len if wanted.first is None else max(wanted.first, 1)
         self._matcher = None if grammar is None else grammar.matcher()
         self._sampling = Sampling.of([request.params], engine.target.config.vocab_size)
-        length = min(self._prompt_len + request.params.max_new_tokens, engine.config.length_limit)
-        self._forward = TextForward(engine, length)
+        self._forward: TextForward | None = None
 
     def extend(self, known_ids: list[int]) -> None:
         """Score the tokens of prompt and output that have no score yet."""
+        prompt_len = len(self._request.prompt_ids)
+        if self._forward is None:
+            length = min(prompt_len + self._request.params.max_new_tokens, self._engine.config.length_limit)
+            self._forward = TextForward(self._engine, length)
+        first = prompt_len if self._wanted.first is None else max(self._wanted.first, 1)
         position = self._forward.num_rows
         for hidden_R in self._forward.extend(known_ids[position:-1]):
-            for logits_V in self._target.logits(hidden_R[:, -1].contiguous()).double().cpu():
+            for logits_V in self._engine.target.logits(hidden_R[:, -1].contiguous()).double().cpu():
                 position += 1
-                if position >= self._first:
+                if position >= first:
                     self.scores.append(self._score(known_ids, position, logits_V))
 
     def _score(self, known_ids: list[int], position: int, logits_V: torch.Tensor) -> TokenScore:
         from specsim.reference.sampling import topk
 
         token = known_ids[position]
-        if position >= self._prompt_len:
+        if position >= len(self._request.prompt_ids):
             logits_V = self._processed(known_ids, position, logits_V)
         logprob_V = torch.log_softmax(logits_V, dim=-1)
         values, tokens = topk(logprob_V, self._wanted.num_top)
@@ -91,7 +94,7 @@ class Scorer:
             allowed_V = self._matcher.allowed()
             self._matcher.advance(known_ids[position])
         context = torch.tensor(known_ids[:position])
-        logits_V = adjust_logits(logits_V, context, self._prompt_len, self._sampling, 0, allowed_V)
+        logits_V = adjust_logits(logits_V, context, len(self._request.prompt_ids), self._sampling, 0, allowed_V)
         return logits_V / (float(self._sampling.temperature[0]) or 1.0)
 
 

@@ -52,15 +52,13 @@ class Job:
     request: Request
     deliver: Callable[[Progress | Exception], None]
     grammar: Grammar | None
-    make_scorer: Callable[[], Scorer] | None  # called once the prompt is complete, a session's earlier turns included
-    scorer: Scorer | None = None
+    scorer: Scorer | None  # where scores are wanted
     num_delivered: int = 0
     start: float = field(default_factory=time.perf_counter)
 
     def progress(self, is_final: bool) -> Progress:
         self.num_delivered = len(self.request.token_ids)
-        if self.make_scorer is not None and self.request.finish_reason != "rejected":
-            self.scorer = self.scorer or self.make_scorer()
+        if self.scorer is not None and self.request.finish_reason != "rejected":
             self.scorer.extend(self.request.known_ids)
         scores = () if self.scorer is None else tuple(self.scorer.scores)
         seconds = time.perf_counter() - self.start

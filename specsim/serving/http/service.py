@@ -152,10 +152,8 @@ class Service:
             raise InputError("grammar", "given", "none on this server, whose engine takes none")
         if ask.num_steps is not None:
             require_int("num_steps", ask.num_steps, 0, self.policy.most)
-        make_scorer = None
-        if ask.scores != NO_SCORES:
-            make_scorer = partial(Scorer, self.engine, request, ask.scores, grammar)
-        return Job(ask, request, deliver, grammar, make_scorer)
+        scorer = None if ask.scores == NO_SCORES else Scorer(self.engine, request, ask.scores, grammar)
+        return Job(ask, request, deliver, grammar, scorer)
 
     def _request(self, ask: Ask) -> Request:
         self._serial += 1

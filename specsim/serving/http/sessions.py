@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from specsim.core.errors import InputError, require, require_int, require_type
@@ -30,8 +30,7 @@ class Session:
         return ended
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SessionTurn:
+class SessionTurn(NamedTuple):
     """The next turn of a session."""
 
     session: Session
