@@ -48,7 +48,8 @@ class OracleRequest:
     @property
     def draft_head(self) -> torch.Tensor:
         """The drafter's head, [draft vocabulary, H], or the target's where it has none of its own."""
-        return self.draft_tensors.get("lm_head.weight", self.target.tensors["lm_head.weight"])
+        name = "lm_head.weight"
+        return self.draft_tensors[name] if name in self.draft_tensors else self.target.tensors[name]
 
     @property
     def draws_drafts(self) -> bool:
