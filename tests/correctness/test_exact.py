@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.core.uniforms import token_noise
-from specsim.core.verifiers import resolve
 from specsim.correctness.exact import certify, implementations, race
 from specsim.correctness.exact import optimum as optimum_module
 from specsim.correctness.exact import verifier as verifier_module
@@ -233,14 +232,6 @@ def test_implementations_of_a_lossy_rule_have_to_agree():
     assert replace(found, rows=(*found.rows, replace(row, impl="fast"))).failures == ()
 
 
-@pytest.fixture(autouse=True)
-def no_records_of_other_tests():
-    """Import the code of records again, which a test may change."""
-    resolve.cache_clear()
-    yield
-    resolve.cache_clear()
-
-
 def change_verifier(name: str, text: str, instead: str, monkeypatch) -> None:
     """Replace a part of a reference verifier's code."""
     source = inspect.getsource(acceptance)
@@ -251,7 +242,6 @@ def change_verifier(name: str, text: str, instead: str, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, changed.__name__, changed)
     exec(source.replace(part, part.replace(text, instead)), changed.__dict__)
     monkeypatch.setattr(acceptance, name, getattr(changed, name))
-    resolve.cache_clear()
 
 
 HALF = regions([Fraction(1, 2)])

@@ -23,7 +23,7 @@ from specsim.core.pool import KVPool
 from specsim.core.provenance import now, versions
 from specsim.core.rule import AcceptanceRule
 from specsim.core.uniforms import accept_uniforms, draft_uniforms, final_uniforms
-from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIER_KINDS, VERIFIER_OF, resolve
+from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIER_KINDS, VERIFIER_OF
 from specsim.correctness.statistics.e_value import chi_square, detectable_distance, ln_e_value
 from specsim.correctness.statistics.report import SamplingTest, SamplingTests
 from specsim.correctness.statistics.samples import (
@@ -66,9 +66,7 @@ class WrongEngine:
             yield
             return
         with patch(self.replaced, self.wrong):
-            resolve.cache_clear()  # a record's function may be the one that is replaced
             yield
-        resolve.cache_clear()
 
 
 def _final_uniforms_of_no_round(seeds: Tensor, request_ids: Tensor, root_lens: Tensor) -> Tensor:
