@@ -99,7 +99,7 @@ class Engine:
         setting_drafter = self._drafter
         if like is not None:
             setting_drafter = NoDrafter(self.device) if config.is_plain else setting_drafter.with_config(self.config)
-            self._lookup = like._lookup and like._lookup.with_config(self.config)
+            self._lookup = None if config.is_plain or not like._lookup else like._lookup.with_config(self.config)
         else:
             self._lookup = make_lookup(pair, self._make_drafter, self.config)
         records = self.device.type == "cuda" and self.options.graph != "eager" and self._ranks is None
@@ -178,7 +178,7 @@ class Engine:
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         if self._lookup is not None:
-            self._lookup.drafter.forget(batch)
+            self._lookup.forget(batch)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
         return self._agreed("prefill", PrefillOutput(next_tokens, logprobs, draft_input))
 
@@ -262,7 +262,7 @@ class Engine:
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Note that a request has ended with these tokens, its prompt_len prompt tokens first."""
-        for drafter in (self.drafter, *((self._lookup.drafter,) if self._lookup else ())):
+        for drafter in filter(None, (self.drafter, self._lookup)):
             drafter.finish(request_id, tokens, prompt_len)
 
     def _agreed(self, phase: str, output: T) -> T:

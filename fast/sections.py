@@ -14,7 +14,7 @@ from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars, allowed_trees
 from specsim.core.phases import Batch, DraftInput, Sampling
 from specsim.core.pool import KVPool
-from specsim.core.proposals import DraftLookup
+from specsim.core.proposals import ProposalDrafter
 from specsim.core.rank_group import RankGroup
 from specsim.core.rule import AcceptanceRule
 from specsim.fast import kv, tree
@@ -44,7 +44,7 @@ class RoundModels:
     rule: AcceptanceRule | None  # on the host, in place of the setting's verifier
     schedule: SyntheticSchedule | None  # of synthetic acceptance
     ranks: RankGroup | None  # None: a single GPU
-    lookup: DraftLookup | None = None  # next to the drafter
+    lookup: ProposalDrafter | None = None  # next to the drafter
 
     @property
     def num_features(self) -> int:

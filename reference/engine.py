@@ -74,7 +74,7 @@ class Engine:
             self.target = like.target
             self.drafter = like.drafter
             self._setting_drafter = NoDrafter() if config.is_plain else like.drafter.with_config(self.config)
-            self._lookup = like._lookup and like._lookup.with_config(self.config)
+            self._lookup = None if config.is_plain or not like._lookup else like._lookup.with_config(self.config)
         else:
             self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
             make = partial(make_drafter, target=self.target, config=self.config, on=Placement(self.dtype))
@@ -115,7 +115,7 @@ class Engine:
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed_B1V)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         if self._lookup is not None:
-            self._lookup.drafter.forget(batch)
+            self._lookup.forget(batch)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
@@ -203,5 +203,5 @@ class Engine:
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Note that a request has ended with these tokens, its prompt_len prompt tokens first."""
-        for drafter in (self.drafter, *((self._lookup.drafter,) if self._lookup else ())):
+        for drafter in filter(None, (self.drafter, self._lookup)):
             drafter.finish(request_id, tokens, prompt_len)

@@ -75,7 +75,7 @@ def generate(
         raise InputError("prompt length", prompt_len, f"1 to {max_len - 1}, one less than max_len")
     request = OracleRequest(target, drafter, config, sampling, draws, prompt_len, max_len, grammar)
     if pair.lookup is not None:
-        request = replace(request, lookup=token_drafter, least_match=getattr(pair.lookup, "least_match", 0))
+        request = replace(request, lookup=token_drafter)
 
     tokens = list(prompt_ids)
     rounds = []
@@ -102,7 +102,7 @@ def grow(request: OracleRequest, tokens: list[int], root: DraftNode, depth: int)
         return []
     if request.lookup is not None:
         proposal = request.lookup.propose(0, tokens, limits_of(request))
-        if proposal.tokens and proposal.matched >= request.least_match:
+        if proposal.tokens:
             return [node for node in proposed_nodes(proposal, root) if len(node.path) <= depth]
     kind = KINDS[request.draft_config.kind] if hasattr(request.drafter, "tensors") else OWN
     return [node for node in resolve(kind.oracle)(request, tokens, root, depth) if len(node.path) <= depth]

@@ -70,7 +70,7 @@ def limits_of(request: OracleRequest) -> TreeLimits:
 def proposed_nodes(proposal: Proposal, root: DraftNode) -> list[DraftNode]:
     """Make the nodes of a proposal."""
     nodes: list[DraftNode] = []
-    for token, index, score in zip(*proposal[:3], strict=True):
+    for token, index, score in zip(*proposal, strict=True):
         parent = nodes[index] if index >= 0 else root
         score = score if index < 0 else min(score, parent.score)
         nodes.append(DraftNode((*parent.path, token), parent, 0, score, None, None, ()))

@@ -32,8 +32,7 @@ class OracleRequest:
     prompt_len: int
     max_len: int
     grammar: Any  # a specsim.core.grammar.Grammar, None if unconstrained
-    lookup: Any = None  # a token drafter next to one with weights, whose drafts count where `least_match` tokens match
-    least_match: int = 0
+    lookup: Any = None  # a token drafter next to one with weights, whose drafts, if any, take the place of those
 
     @property
     def draft_config(self) -> Any:

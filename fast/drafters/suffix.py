@@ -29,10 +29,10 @@ class Suffix:
         trie = self._tries.follow(request_id, tokens)
         most = min(self._config.max_depth, len(tokens)) - 1
         best = ScoredProposal(Proposal([], [], []), 0.0)
-        for m in range(1, most + 1):
+        for m in range(self._config.least_match, most + 1):
             best = _better(best, trie, trie.suffix(m), self._config, limits)
         shared = ScoredProposal(Proposal([], [], []), 0.0)
-        for m in range(1, most + 1 if self._outputs else 1):
+        for m in range(self._config.least_match, most + 1 if self._outputs else 0):
             path = self._shared.find(tokens[-m:])
             if path is None:
                 break
@@ -77,8 +77,7 @@ def _better(
 def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: TreeLimits) -> Proposal:
     proposal: tuple[list[int], list[int], list[float]] = ([], [], [])
     tokens, parents, scores = proposal
-    matched = path.length
-    deepest = matched + limits.max_depth
+    deepest = path.length + limits.max_depth
     waiting: list[tuple[float, int, int, int, Path]] = []  # -probability, order of discovery, parent, token, path
     order = count()
     node = -1
@@ -98,7 +97,7 @@ def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: T
         parents.append(parent)
         scores.append(prob)
         node = len(tokens) - 1
-    return Proposal(*proposal, matched=matched)
+    return Proposal(*proposal)
 
 
 def make(drafter: SuffixConfig, target: Target, config: SpecConfig, on: Placement) -> StepDrafter:

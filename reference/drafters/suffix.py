@@ -51,11 +51,12 @@ class ScoredProposal(NamedTuple):
 def best_continuation(texts: Texts, tokens: Sequence[int], config: SuffixConfig, limits: TreeLimits) -> ScoredProposal:
     """Continue the last m tokens, for every m that the texts contain, and take the highest sum of scores.
 
-    m runs from 1 to one less than max_depth and the number of tokens. Of equal sums the longest m counts. The budget of
-    drafts is ⌊m·factor + offset + 10⁻⁶⌋, at most max_nodes. The sum is taken in float64 in the order of the drafts.
+    m runs from least_match to one less than max_depth and the number of tokens. Of equal sums the longest m counts. The
+    budget of drafts is ⌊m·factor + offset + 10⁻⁶⌋, at most max_nodes. The sum is taken in float64 in the order of the
+    drafts.
     """
     best = ScoredProposal(Proposal([], [], []), 0.0)
-    for m in range(1, min(config.max_depth, len(tokens))):
+    for m in range(config.least_match, min(config.max_depth, len(tokens))):
         last = list(tokens[-m:])
         if not _count(texts, last):
             break
@@ -101,7 +102,7 @@ def _grow(texts: Texts, last: list[int], budget: int, config: SuffixConfig, limi
         parents.append(parent)
         scores.append(prob)
         find(len(tokens) - 1, path, prob)
-    return Proposal(tokens, parents, scores, matched=len(last))
+    return Proposal(tokens, parents, scores)
 
 
 def _count(texts: Texts, path: list[int]) -> int:

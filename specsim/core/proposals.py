@@ -58,11 +58,10 @@ class ProposalDrafter(Drafter):
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> ExplicitCandidates:
         return self.look_up(batch, pools)
 
-    def look_up(self, batch: Batch, pools: KVPool, least_match: int = 0) -> ExplicitCandidates:
+    def look_up(self, batch: Batch, pools: KVPool) -> ExplicitCandidates:
         """Collect the proposals of every request, on the host; a padded request has none.
 
-        least_match: a proposal that continues fewer tokens counts as none. Raises InputError for a proposal that is no
-        tree within the limits.
+        Raises InputError for a proposal that is no tree within the limits.
         """
         candidates = ExplicitCandidates.empty(batch.size, self._num_candidates)
         for index, (request_id, tokens) in enumerate(self._read(batch, pools)):
@@ -70,8 +69,6 @@ class ProposalDrafter(Drafter):
                 continue
             proposal = self._proposal(request_id, tokens)
             count = self._check(proposal)
-            if proposal.matched < least_match:
-                continue
             candidates.tokens[index, :count] = torch.tensor(proposal.tokens, dtype=torch.int64)
             candidates.parents[index, :count] = torch.tensor(proposal.parents, dtype=torch.int64)
             candidates.scores[index, :count] = torch.tensor(proposal.scores, dtype=torch.float32)
@@ -106,16 +103,15 @@ class ProposalDrafter(Drafter):
     def _proposal(self, request_id: int, tokens: list[int]) -> Proposal:
         """Ask the drafter, which may return a plain tuple of tokens, parents and scores."""
         proposal: Any = self.token_drafter.propose(request_id, tokens, self._limits)
-        if not (isinstance(proposal, tuple) and len(proposal) in (3, 4)):
+        if not (isinstance(proposal, tuple) and len(proposal) == 3):
             raise self._error(type(proposal).__name__, "a Proposal of tokens, parents and scores")
         with user_code(self._name, type(proposal).__name__, "lists of token ids, of parents' indices and of scores"):
-            tokens, parents, scores = (values[: len(values)] for values in proposal[:3])  # no endless iterators
-            lists = [*map(operator.index, tokens)], [*map(operator.index, parents)], [*map(float, scores)]
-            return Proposal(*lists, *map(operator.index, proposal[3:]))
+            tokens, parents, scores = (values[: len(values)] for values in proposal)  # no endless iterators
+            return Proposal([*map(operator.index, tokens)], [*map(operator.index, parents)], [*map(float, scores)])
 
     def _check(self, proposal: Proposal) -> int:
         """Count the candidates of a proposal, after a check that they form a tree within the limits."""
-        tokens, parents, scores, _ = proposal
+        tokens, parents, scores = proposal
         count = len(tokens)
         if not count == len(parents) == len(scores):
             counts = f"{count} tokens, {len(parents)} parents, {len(scores)} scores"
@@ -146,30 +142,11 @@ class ProposalDrafter(Drafter):
         return InputError(self._name, value, allowed)
 
 
-class DraftLookup:
-    """A token drafter next to a drafter with weights: its drafts, if any, take the place of those.
-
-    drafter: under the setting of the engine. least_match: tokens that its drafts have to continue.
-    """
-
-    def __init__(self, drafter: ProposalDrafter, least_match: int) -> None:
-        self.drafter = drafter
-        self._least_match = least_match
-
-    def with_config(self, config: SpecConfig) -> "DraftLookup | None":
-        """Make the lookup of another setting, with what has been read of requests in common; None without drafts."""
-        return None if config.is_plain else DraftLookup(self.drafter.with_config(config), self._least_match)
-
-    def look_up(self, batch: Batch, pools: KVPool) -> ExplicitCandidates:
-        """Collect each request's drafts that take the place of the other drafter's, on the host."""
-        return self.drafter.look_up(batch, pools, self._least_match)
-
-
-def make_lookup(pair: Pair, make: Callable[[AnyDrafter], Drafter], config: SpecConfig) -> DraftLookup | None:
+def make_lookup(pair: Pair, make: Callable[[AnyDrafter], Drafter], config: SpecConfig) -> ProposalDrafter | None:
     """Make the lookup of a pair's engine; None without one, and in plain decoding."""
     if pair.lookup is None or config.is_plain:
         return None
     check_drafter(pair.lookup, config)
     drafter = make(pair.lookup)
     assert isinstance(drafter, ProposalDrafter)
-    return DraftLookup(drafter, getattr(pair.lookup, "least_match", 0))
+    return drafter

@@ -28,7 +28,6 @@ class Proposal(NamedTuple):
     tokens: Sequence[int]
     parents: Sequence[int]  # index of an earlier candidate, -1 for the root
     scores: Sequence[float]  # higher is better; a child counts at most its parent's
-    matched: int = 0  # last tokens of the text that the candidates continue, if the drafter knows it
 
 
 class TokenDrafter(Protocol):
@@ -101,5 +100,11 @@ class SuffixConfig(LookupConfig):
     min_prob: Probability = 0.1  # least estimated probability of a draft
     shared: bool = True  # a second tree holds the outputs of finished requests
     max_cached_requests: PositiveInteger = 10_000  # outputs in the shared tree; the oldest one leaves first
-    # Next to a drafter with weights: matched tokens from which its drafts take the place of the other's.
-    least_match: PositiveInteger = 4
+    least_match: PositiveInteger = 1  # fewest last tokens of the text that are continued
+
+    def __post_init__(self) -> None:
+        if self.least_match >= self.max_depth:
+            raise InputError("least_match", self.least_match, f"less than max_depth, {self.max_depth}")
+
+
+NEXT_TO_A_HEAD = SuffixConfig(least_match=4)  # what a head drafts is better than what follows a shorter match

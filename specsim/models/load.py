@@ -14,7 +14,7 @@ from specsim.core.limits import TokenCount
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, kind_of
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
-from specsim.core.token_drafter import UserDrafter
+from specsim.core.token_drafter import NEXT_TO_A_HEAD, UserDrafter
 from specsim.core.user_module import UserFunction, load_object, user_code
 from specsim.core.verifiers import resolve
 from specsim.models import shipped
@@ -85,7 +85,7 @@ def load(
         loaded_drafter = replace(loaded_drafter, part=parts.drafter)
         loaded_drafter = _speaking(loaded_drafter, folders, checkpoint.config, bridge_vocabularies)
     tokenizer = LazyTokenizer(folders.target) if has_tokenizer(folders.target) else None
-    other: Any = lookup and token_drafter(lookup)
+    other: Any = NEXT_TO_A_HEAD if lookup in KINDS else lookup and token_drafter(lookup)
     name = folders.name if lookup is None else f"{folders.name}+{lookup}"
     return limit_drafts(Pair(checkpoint, loaded_drafter, tokenizer, name, other), draft_vocab, draft_window)
 
@@ -96,7 +96,7 @@ def split_lookup(drafter: str | None) -> tuple[str | None, str | None]:
     if not plus or kind not in KINDS:
         return drafter, None
     allowed = f"KIND+suffix or KIND+MODULE:NAME, KIND one of {', '.join(k for k in KINDS if KINDS[k].has_weights)}"
-    is_possible = KINDS[kind].has_weights and (":" in lookup or (lookup in KINDS and KINDS[lookup].on_host == "always"))
+    is_possible = KINDS[kind].has_weights and (":" in lookup or lookup == NEXT_TO_A_HEAD.kind)
     require(is_possible, "drafter", drafter, allowed)
     return kind, lookup
 

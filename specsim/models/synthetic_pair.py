@@ -78,7 +78,7 @@ def windowed_pair(pair: Pair) -> Pair:
 
 def pair_with_lookup(pair: Pair) -> Pair:
     """Look up drafts next to a pair's drafter, after any token that occurred before."""
-    return replace(pair, lookup=SuffixConfig(shared=False, least_match=1), name=f"{pair.name}+suffix")
+    return replace(pair, lookup=SuffixConfig(shared=False), name=f"{pair.name}+suffix")
 
 
 def as_variant(name: str, pair: Pair) -> Pair:

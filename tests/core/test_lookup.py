@@ -50,26 +50,26 @@ def test_a_request_has_the_tree_of_what_was_looked_up(build, device):
 
 
 class Copied:
-    """A drafter that proposes the text from its start, and says that it continues some tokens."""
+    """A drafter that proposes the text from its start, up to a number of rounds."""
 
-    def __init__(self, matched: int, least_match: int) -> None:
-        self.matched = matched
-        self.least_match = least_match
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
         self.ended: list[int] = []
 
     def propose(self, request_id, tokens, limits):
-        drafts = list(tokens[: limits.max_depth])
-        return Proposal(drafts, range(-1, len(drafts) - 1), [1.0] * len(drafts), self.matched)
+        self.rounds -= 1
+        drafts = list(tokens[: limits.max_depth]) if self.rounds >= 0 else []
+        return Proposal(drafts, range(-1, len(drafts) - 1), [1.0] * len(drafts))
 
     def finish(self, request_id, tokens, prompt_len):
         self.ended.append(request_id)
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize(("least_match", "counts"), [(3, True), (4, False)])
-def test_a_match_counts_from_its_least_length(impl, least_match, counts):
+@pytest.mark.parametrize(("rounds", "counts"), [(3, True), (0, False)])
+def test_drafts_that_are_looked_up_come_first(impl, rounds, counts):
     """Wrong drafts cost acceptance and change no token; the drafter hears of every end."""
-    lookup = Copied(3, least_match)
+    lookup = Copied(rounds)
     sampling = SamplingParams(max_new_tokens=12)
     run = {"config": SpecConfig(topk=1, num_steps=2), "sampling": sampling, "engine": EngineOptions(impl=impl)}
     head, both = (generate(pair, [PROMPT], **run) for pair in (PAIR, replace(PAIR, lookup=lookup)))

@@ -46,7 +46,8 @@ def spoiler(path: str, place: tuple[int, ...]):
     return spoil
 
 
-NOT_COMPARED = {"draft_logits", "draft_prob"}  # the reference's only, and absent for deterministic drafts
+# The reference's only, absent for deterministic drafts, and absent without a drafter that looks up.
+NOT_COMPARED = {"draft_logits", "draft_prob", "looked_up"}
 NESTED = {
     "candidates": Candidates,
     "verdict": Verdict,
@@ -91,6 +92,15 @@ def test_one_wrong_entry_of_any_field_is_named(check_spoiled, cell, phase, path)
     assert result.first_divergence.field == path.removeprefix("verdict.")
     assert result.first_divergence.phase == phase
     assert result.mismatches >= 1
+
+
+@pytest.mark.parametrize("path", ["looked_up.num_alive", "candidates.scores"])
+def test_what_is_looked_up_and_what_is_drafted_is_compared(check_spoiled, path):
+    cell = cell_of({"kind": "eagle3+suffix", "topk": 1, "num_steps": 2})
+    first = check_spoiled(
+        cell, "draft", spoiler(path, (0,) * (2 if path.startswith("candidates") else 1))
+    ).first_divergence
+    assert (first.phase, first.field) == ("draft", path)
 
 
 def in_round(phase, spoil):

@@ -170,7 +170,7 @@ def slice_after_index(index, self, keep):
     return index(self, torch.arange(len(keep)))
 
 
-@fault(Runner, "drop", "0-2-4", "RuntimeError: The size of tensor")
+@fault(Runner, "drop", "0-2-4", "RuntimeError: The (expanded )?size of (the )?tensor")
 def keep_draft_input(drop, self, requests):
     """The batch loses rows, and the draft state keeps them."""
     before = self._draft_input
@@ -245,7 +245,7 @@ def test_an_injected_fault_is_found_and_repeats_by_its_name(inject, name, seen, 
 def test_a_shared_tree_changes_rounds_and_no_token():
     """Without the recorded proposals other rounds are found; with them, all is equal, and what is not is found."""
     options = trial.options_of("reference")
-    program = named("8-8-8")
+    program = named("9-29-8")
     assert program.kind == SHARED, "with other drafters or verifiers the program is another: choose one of this kind"
     pair = pair_of(program.pair, options.dtype)
     proposals = {}
@@ -523,7 +523,7 @@ def test_the_fast_column_serves(name, device):
 
 def test_experts_of_a_preempted_request_are_delivered():
     """A result that was unread at the preemption ends the request."""
-    assert named("0-21-16").pair == "mtp-qwen3_moe"
+    assert named("0-21-16").pair == "p-eagle-qwen3_moe"
     result = soak(program="0-21-16")
     assert result.failures == ()
     assert result.counts["preempted with a result unread"] > 0

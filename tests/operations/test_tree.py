@@ -108,7 +108,7 @@ def test_no_request_gives_tensors_of_no_rows(config):
     tables += (tree.retrieve_index, tree.retrieve_next_token, tree.retrieve_next_sibling)
     assert {tuple(table.shape) for table in tables} == {(0, num_nodes)}
     full = build_rows([HAND_TOKENS], [HAND_SCORES], [HAND_PARENT_LIST], HAND)
-    for name in sorted(set(VerifyInput.__slots__) - {"candidates", "draft_prob"}):
+    for name in sorted(set(VerifyInput.__slots__) - {"candidates", "draft_prob", "looked_up"}):
         assert getattr(tree, name).dtype == getattr(full, name).dtype, name
 
 
@@ -384,7 +384,7 @@ def test_padded_requests_of_any_content_change_no_real_one(setting, device, gpu_
     )
     chosen = Candidates(candidates.tokens[:2], candidates.scores[:2], candidates.parent_list[:2])
     expected = build(chosen, bonus[real], seq_lens[real], locations[real], config)
-    for name in sorted(set(VerifyInput.__slots__) - {"candidates", "draft_prob"}):
+    for name in sorted(set(VerifyInput.__slots__) - {"candidates", "draft_prob", "looked_up"}):
         own, other = getattr(tree, name), getattr(expected, name)
         assert torch.equal(own[: len(other)], other), name
     assert (tree.cache_locations[2 * num_nodes :] == -1).all()

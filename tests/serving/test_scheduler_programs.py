@@ -128,7 +128,7 @@ def test_a_failing_program_is_cut_short_and_prints_as_code(monkeypatch):
     def fails(program: Program) -> bool:
         return check(program, REFERENCE).first_difference is not None
 
-    drawn = (shortened(draw(2, index, 8), 4) for index in range(100))
+    drawn = (shortened(draw(3, index, 8), 4) for index in range(100))
     failing = [program for program, _ in zip(filter(fails, drawn), range(3), strict=False)]
     program = min((cut(each, fails) for each in failing), key=lambda each: len(each.submissions))
     print(program)

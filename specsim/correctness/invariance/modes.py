@@ -114,7 +114,7 @@ def compare(
     require(engine.dtype in BUDGETS, "dtype", engine.dtype, allowed)
     setting = (pair, engine.config, engine.dtype)
     proposals: Proposals = {}
-    is_replayed = may_share_drafts(pair.drafter) and not engine.config.is_plain
+    is_replayed = may_share_drafts(pair) and not engine.config.is_plain
     if is_replayed:
         solo = ReplayedRuns(*setting, proposals, engine.options)
         engine = load_engine(recorded(pair, engine.options.impl, proposals), engine.config, engine.options)

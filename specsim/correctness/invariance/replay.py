@@ -27,8 +27,7 @@ Proposals = dict[tuple[int, tuple[int, ...]], Proposal]  # by request id and the
 class RecordingDrafter:
     """A token drafter that keeps every proposal of another one."""
 
-    def __init__(self, drafter: TokenDrafter, proposals: Proposals, least_match: int) -> None:
-        self.least_match = least_match
+    def __init__(self, drafter: TokenDrafter, proposals: Proposals) -> None:
         self._drafter = drafter
         self._proposals = proposals
 
@@ -44,8 +43,7 @@ class RecordingDrafter:
 class ReplayingDrafter:
     """A token drafter that repeats recorded proposals, and has none after tokens that were not recorded."""
 
-    def __init__(self, proposals: Proposals, least_match: int) -> None:
-        self.least_match = least_match
+    def __init__(self, proposals: Proposals) -> None:
         self._proposals = proposals
 
     def propose(self, request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
@@ -67,10 +65,9 @@ def may_share_drafts(pair: Pair) -> bool:
 def recorded(pair: Pair, impl: str, proposals: Proposals) -> Pair:
     """Make the pair with a token drafter whose proposals are recorded; a suffix drafter is a new one."""
     drafter: Any = pair.lookup or pair.drafter
-    least_match = getattr(drafter, "least_match", 0)
     if isinstance(drafter, SuffixConfig):
         drafter = import_module(f"specsim.{impl}.drafters.suffix").Suffix(drafter)
-    return _with_token_drafter(pair, RecordingDrafter(drafter, proposals, least_match))
+    return _with_token_drafter(pair, RecordingDrafter(drafter, proposals))
 
 
 def _with_token_drafter(pair: Pair, drafter: TokenDrafter) -> Pair:
@@ -102,8 +99,7 @@ class ReplayedRuns:
     def compare(self, requests: Iterable[Request]) -> SoloComparison:
         """Compare every request with its solo runs."""
         first, second = tee(requests)
-        least_match = getattr(self.pair.lookup or self.pair.drafter, "least_match", 0)
-        pair = _with_token_drafter(self.pair, ReplayingDrafter(self.proposals, least_match))
+        pair = _with_token_drafter(self.pair, ReplayingDrafter(self.proposals))
         replaying = SoloRuns(pair, self.config, self.dtype, self.options, settings=self.settings)
         replayed = replaying.compare(first)
         greedy = [request for request in second if request.params.temperature == 0 and self.config.penalties == "exact"]
