@@ -157,7 +157,7 @@ def fault(owner, name: str, program: str, seen: str):
     return register
 
 
-@fault(PrefixTree, "__init__", "22-231-12", "accepted is")
+@fault(PrefixTree, "__init__", "22-231-8", "accepted is")
 def forget_next_token(init, self, pools, lookahead=0):
     """Pages are shared whose last draft slot holds another token."""
     init(self, pools, lookahead)
