@@ -222,7 +222,7 @@ class DraftLimitOptions(DraftFieldOptions):
         for name, needed in (("draft_vocab_size", "draft_vocab"), ("draft_first_columns", "draft_window")):
             value = getattr(self, name)
             label = needed.replace("_", "-")
-            require(not value or getattr(self, needed), name, value, f"given with --{label} only")
+            require(not value or getattr(self, needed), name, value, f"nothing without --{label}")
         if self.draft_vocab is None and self.draft_window is None:
             return pair
         from specsim.models.draft_limits import DraftWindow, limit_drafts
