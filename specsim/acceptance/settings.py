@@ -37,7 +37,8 @@ class StudySetting:
         return f"T={self.temperature:g}" + (", edits" if self.prompt_set == "edits" else "")
 
     def __str__(self) -> str:
-        return f"{'+'.join(map(_title, self.drafter.split('+')))} {short_setting(self.config)}"
+        titles = map(_title, filter(None, split_lookup(self.drafter)))
+        return f"{'+'.join(titles)} {short_setting(self.config)}"
 
 
 def _title(drafter: str) -> str:

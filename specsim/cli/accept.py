@@ -72,11 +72,13 @@ class AcceptOptions(DraftTreeOptions, ImplementationOptions, DraftLimitOptions, 
 
     def drafter_and_weights(self) -> tuple[str | None, str | None]:
         """Give the kind of the drafter and its weights; a name that is no kind is that of weights."""
+        from specsim.models.load import split_lookup
+
         names = self.drafter or []
         require(len(names) <= 1, "drafter", ", ".join(names), "one drafter with --target")
         name = names[0] if names else None
         require(name != "none", "drafter", name, "a drafter: plain decoding has no drafts")
-        if name is None or name.partition("+")[0] in KINDS or ":" in name:
+        if name is None or split_lookup(name)[0] in KINDS or ":" in name:
             return name, self.draft
         if self.draft is not None:
             raise InputError("drafter", name, "a kind of drafter with --draft, which names the weights")

@@ -260,3 +260,11 @@ def test_table(study, capsys):
 def test_bad_setting_is_refused(name, given):
     with pytest.raises(InputError, check=lambda error: error.name == name):
         measured(*(SHORT if given else ()), **given)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "title"),
+    [("eagle3+suffix", "EAGLE-3+suffix"), ("a+b.py:Same", "Same"), ("mtp+a+b.py:Same", "MTP+Same")],
+)
+def test_a_setting_names_a_lookup_and_a_file_with_a_plus(drafter, title):
+    assert str(StudySetting(drafter, chain(3))) == f"{title} chain of 3"
